@@ -1,0 +1,1 @@
+"""Settings: both JSON files and the flags, checked once and frozen."""

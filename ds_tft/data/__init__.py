@@ -1,0 +1,1 @@
+"""From a parquet file to batches of windows."""

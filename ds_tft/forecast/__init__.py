@@ -1,0 +1,1 @@
+"""Forecasts from a trained model: prediction, evaluation, baselines."""

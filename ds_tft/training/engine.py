@@ -1,0 +1,102 @@
+"""DeepSpeed: the process group and the engine around the model. The only module that initialises either."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+
+from ds_tft.training.environment import ProcessPlace
+
+
+def choose_device(place: ProcessPlace) -> torch.device:
+    """Picks this process's device, and tells DeepSpeed where there is no GPU. Call before DeepSpeed is imported."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return torch.device("cpu")
+
+
+def start_process_group(device: torch.device) -> None:
+    """Joins the processes of the run. Does nothing where that has been done already."""
+    import deepspeed
+    import deepspeed.ops
+
+    # On a CPU DeepSpeed would compile an operation here (100 seconds, and it needs a compiler) that only serves
+    # inference; gloo does all the communication of training.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if not torch.distributed.is_initialized() and os.environ["WORLD_SIZE"] == "1":
+        torch.distributed.init_process_group(
+            backend, store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
+    """Wraps `model` in a DeepSpeed engine.
+
+    Args:
+        model: The model, in fp32 on the CPU; the engine moves and casts it.
+        config: A complete DeepSpeed configuration with every `auto` resolved.
+
+    Returns:
+        The `DeepSpeedEngine`, its schedule corrected so that the first step has the schedule's first rate.
+    """
+    import deepspeed
+
+    with _without_schedule_warning():
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=config
+        )
+        if engine.lr_scheduler is not None and hasattr(engine.lr_scheduler, "warmup_num_steps"):
+            # DeepSpeed's warm-up schedules spend their first two steps at the lowest rate, usually 0: one for
+            # "not started", one for "iteration 0". Two steps in advance, the first update is warm-up step 1.
+            engine.lr_scheduler.step()
+            engine.lr_scheduler.step()
+    if not engine.zero_optimization() and not engine.fp16_enabled():
+        _skip_nonfinite_updates(engine.optimizer)
+    for module in engine.module.modules():
+        if isinstance(module, nn.LSTM):
+            module.flatten_parameters()  # the engine moved the weights; packed once here, not in every call
+    return engine
+
+
+def _skip_nonfinite_updates(optimizer: torch.optim.Optimizer) -> None:
+    """Gives ZeRO stage 0 what the other stages have: an update with a non-finite gradient is left out and counted.
+
+    The engine reads `overflow` of its optimizer after each step; torch's own optimizers have none.
+    """
+    update = optimizer.step
+
+    def step() -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        optimizer.overflow = not bool(torch.stack([g.isfinite().all() for g in gradients]).all())  # type: ignore[attr-defined]
+        if not optimizer.overflow:  # type: ignore[attr-defined]
+            update()
+
+    optimizer.overflow = False  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign,assignment]
+
+
+@contextmanager
+def _without_schedule_warning() -> Iterator[None]:
+    """Hides one DeepSpeed warning, given at every start: that the schedule has not started yet."""
+    logger = logging.getLogger("DeepSpeed")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "before it has started" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

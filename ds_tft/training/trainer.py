@@ -1,0 +1,288 @@
+"""The loop: updates, validations, early stopping, checkpoints.
+
+Everything that decides what the next update does is in `TrainingState`, in the engine, or a pure function of
+(seed, epoch, update): a run can be left and taken up again at any update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from ds_tft.config.deepspeed import BatchSizes
+from ds_tft.config.run import TrainingSettings
+from ds_tft.data.batches import Batch, BatchBuilder, Loader
+from ds_tft.data.sampler import EpochPlan
+from ds_tft.data.windows import WindowIndex
+from ds_tft.errors import UserError
+from ds_tft.memory.meter import MemoryMeter
+from ds_tft.model.loss import pinball_loss
+from ds_tft.training.checkpoint import save_checkpoint
+from ds_tft.training.environment import ProcessPlace
+from ds_tft.training.export import save_weights
+from ds_tft.training.log import RunLog
+from ds_tft.training.state import TrainingState
+from ds_tft.training.tensorboard import TensorBoardWriter
+from ds_tft.training.validation import ValidationLoss, validation_loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingWindows:
+    """What the loop learns from and is checked on."""
+
+    builder: BatchBuilder
+    train: WindowIndex
+    validation: WindowIndex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorders:
+    """Where the loop writes what it sees."""
+
+    log: RunLog
+    tensorboard: TensorBoardWriter
+    meter: MemoryMeter
+
+
+class Trainer:
+    """Trains a DeepSpeed engine on windows until the epochs are over or nothing improves."""
+
+    def __init__(
+        self,
+        engine: Any,
+        windows: TrainingWindows,
+        settings: TrainingSettings,
+        quantiles: tuple[float, ...],
+        batch: BatchSizes,
+        folder: Path,
+        place: ProcessPlace,
+        recorders: Recorders,
+    ) -> None:
+        """Prepares the loop; `train` runs it.
+
+        Args:
+            engine: The DeepSpeed engine around the model.
+            windows: Training and validation windows.
+            settings: The `training` section.
+            quantiles: The model's levels, ascending.
+            batch: Sizes of an update.
+            folder: The run folder.
+            place: This process among those of the run.
+            recorders: Log, TensorBoard and meter.
+        """
+        self.engine = engine
+        self.windows = windows
+        self.settings = settings
+        self.quantiles = quantiles
+        self.batch = batch
+        self.folder = folder
+        self.place = place
+        self.recorders = recorders
+        self.plan = EpochPlan(len(windows.train), batch.global_batch, settings.windows_per_epoch, settings.seed)
+        self.window_weights = windows.builder.window_weights(windows.train)  # (n,)
+        self.validation = _evenly_spaced(windows.validation, settings.validation_windows)
+        self.state = TrainingState()
+        self._recent = _Recent()
+
+    @property
+    def total_steps(self) -> int:
+        """Updates of the whole run when nothing stops it early."""
+        return self.plan.updates_per_epoch * self.settings.epochs
+
+    def train(self) -> TrainingState:
+        """Runs to the end and returns the final state."""
+        self.engine.train()
+        if self.state.step == 0 and len(self.validation):
+            self._validate()  # before anything is learnt: memory for it is there, and a first number to compare with
+        self._recent = _Recent()
+        while self.state.epoch < self.settings.epochs and not self.state.stopped_early:
+            self._train_epoch()
+        return self.state
+
+    def _train_epoch(self) -> None:
+        """Does the rest of the current epoch."""
+        state, updates = self.state, self.plan.updates_per_epoch
+        loader = Loader(
+            self.windows.builder,
+            self.windows.train,
+            self.plan,
+            self.batch,
+            rank=self.place.rank,
+            workers=self.settings.workers,
+            pin_memory=self.engine.device.type == "cuda",
+        )
+        batches = iter(loader.epoch(state.epoch, first_update=state.update))
+        while state.update < updates:
+            self._update([next(batches) for _ in range(self.batch.accumulation)])
+            end_of_epoch = state.update == updates
+            if end_of_epoch:
+                state.epoch, state.update = state.epoch + 1, 0
+            self._look_up(end_of_epoch)
+            if end_of_epoch or state.stopped_early:
+                return
+
+    def _look_up(self, end_of_epoch: bool) -> None:
+        """Logs, validates and saves, where one of them is due after this update."""
+        settings, step = self.settings, self.state.step
+        if end_of_epoch or step % settings.log_every_steps == 0:
+            self._log_progress()
+        if len(self.validation) and (end_of_epoch or _is_due(step, settings.validate_every_steps)):
+            self._validate()
+        if end_of_epoch or self.state.stopped_early or _is_due(step, settings.checkpoint_every_steps):
+            save_checkpoint(
+                self.engine, self.folder / "checkpoints", self.state, self.settings.keep_checkpoints
+            )
+            self._recent.restart_clock()
+
+    def _update(self, micro_batches: list[Batch]) -> None:
+        """One optimizer update over all its micro-batches, on all processes."""
+        state = self.state
+        indices = self.plan.update_indices(state.epoch, state.update)  # (global batch,)
+        total_weight = float(self.window_weights[indices[indices >= 0]].sum())
+        # DeepSpeed divides by the micro-batches and averages over the processes; undone here, so that an update
+        # is the weighted mean over its windows, however they are spread.
+        factor = self.batch.accumulation * self.batch.world_size / max(total_weight, math.ulp(0.0))
+        loss = torch.zeros((), device=self.engine.device)
+        for position, batch in enumerate(micro_batches):
+            torch.manual_seed(self._dropout_seed(position))
+            loss += self._forward_backward(batch, factor)
+            self.engine.step()
+        state.step += 1
+        state.update += 1
+        self._count_skips()
+        self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(indices))
+
+    def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
+        """Returns the loss of one micro-batch, times `factor`, after its backward."""
+        device = self.engine.device
+        dtype = next(self.engine.module.parameters()).dtype
+        prediction = self.engine(batch.inputs.to(device, dtype))  # (B, K, O, Q)
+        labels = batch.labels.to(device, non_blocking=True)
+        weights = batch.weights.to(device, non_blocking=True)
+        total, _ = pinball_loss(prediction, labels, weights, self.quantiles)
+        loss = total * factor
+        self.engine.backward(loss)
+        return loss.detach()
+
+    def _dropout_seed(self, position: int) -> int:
+        """Seed of one micro-batch: the same for the same windows, whichever process has them."""
+        part = position * self.batch.world_size + self.place.rank
+        seed = np.random.SeedSequence([self.settings.seed, self.state.step, part])
+        return int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def _count_skips(self) -> None:
+        """Notices updates that DeepSpeed left out for a non-finite gradient.
+
+        Raises:
+            UserError: When too many were left out in a row.
+        """
+        state, skipped = self.state, self.engine.skipped_steps
+        if skipped == state.skipped_steps:
+            state.skipped_in_a_row = 0
+            return
+        state.skipped_in_a_row += skipped - state.skipped_steps
+        state.skipped_steps = skipped
+        self.recorders.log.warn(f"step {state.step}: update left out, its loss or a gradient is not finite")
+        # Loss scaling in fp16 finds its scale by leaving out updates: those are expected.
+        if state.skipped_in_a_row >= self.settings.max_nonfinite_steps and not self.engine.fp16_enabled():
+            raise UserError(
+                f"training: loss or gradients not finite, got {state.skipped_in_a_row} such updates in a row at step "
+                f"{state.step}; lower the learning rate or look for extreme values in the data "
+                f"(best model so far: step {state.best_step}, kept in '{self.folder}')"
+            )
+
+    def _log_progress(self) -> None:
+        """Writes what happened since the last time."""
+        loss, windows_per_second, seconds_per_step = self._recent.take()
+        state, scalars = self.state, {}
+        scalars["loss/train"] = loss
+        scalars["optimizer/learning_rate"] = self.engine.get_lr()[0]
+        if (norm := self.engine.get_global_grad_norm()) is not None:
+            scalars["optimizer/gradient_norm"] = float(norm)
+        scalars["optimizer/skipped_steps"] = float(state.skipped_steps)
+        scalars["throughput/windows_per_second"] = windows_per_second
+        scalars.update(self.recorders.meter.scalars())
+        self.recorders.tensorboard.write(state.step, scalars)
+        self.recorders.log.progress(state.step, state.epoch, scalars, seconds_per_step)
+
+    def _validate(self) -> None:
+        """Validates, keeps the best weights, and decides whether to stop."""
+        result = validation_loss(
+            self.engine.module,
+            self.windows.builder,
+            self.validation,
+            self.quantiles,
+            self.settings.evaluation_batch_size or self.batch.micro_batch,
+            self.place,
+        )
+        best = self.state.step > 0 and self.state.record_validation(result.mean)
+        if best and self.place.is_first:
+            save_weights(self.engine.module, self.folder / "best.safetensors", self.state.step)
+        patience = self.settings.patience
+        if patience and self.state.validations_without_improvement >= patience:
+            self.state.stopped_early = True
+        self._log_validation(result, best)
+        self._recent.restart_clock()
+
+    def _log_validation(self, result: ValidationLoss, best: bool) -> None:
+        """Writes one validation."""
+        scalars = {"loss/validation": result.mean}
+        for level, loss in zip(self.quantiles, result.per_quantile, strict=True):
+            scalars[f"loss/validation_p{100 * level:g}"] = loss
+        self.recorders.tensorboard.write(self.state.step, scalars)
+        self.recorders.log.validation(self.state.step, self.state.epoch, scalars, best)
+        if self.state.stopped_early:
+            self.recorders.log.say(
+                f"stopped early: {self.settings.patience} validations without improvement over "
+                f"step {self.state.best_step}"
+            )
+
+
+class _Recent:
+    """Loss and time since the last log line. Losses stay on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self._windows = 0
+        self._seconds = 0.0
+        self._since = perf_counter()
+
+    def add(self, loss: torch.Tensor, windows: int) -> None:
+        """Takes in one update."""
+        self._losses.append(loss)
+        self._windows += windows
+        now = perf_counter()
+        self._seconds += now - self._since
+        self._since = now
+
+    def restart_clock(self) -> None:
+        """Leaves out the time since the last update (validation, saving)."""
+        self._since = perf_counter()
+
+    def take(self) -> tuple[float, float, float]:
+        """Returns mean loss over all processes, windows per second and seconds per update, and starts anew."""
+        losses = torch.stack(self._losses)
+        torch.distributed.all_reduce(losses)
+        seconds, updates = self._seconds, len(self._losses)
+        result = float(losses.mean()), self._windows / seconds, seconds / updates
+        self.__init__()  # type: ignore[misc]
+        return result
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    """True at multiples of a cadence that is set."""
+    return every is not None and step % every == 0
+
+
+def _evenly_spaced(windows: WindowIndex, most: int | None) -> WindowIndex:
+    """Leaves at most `most` windows, spread over all."""
+    if most is None or len(windows) <= most:
+        return windows
+    return windows.take(np.linspace(0, len(windows) - 1, most).round().astype(np.int64))

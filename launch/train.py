@@ -25,7 +25,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--parquet-file", required=True, help="a parquet file, a folder of shards, or a glob in quotes")
     add("--target", action="append", help="column to forecast; repeat for several targets")
     add("--config", help="run JSON: columns, window, model, training (default: all defaults)")
-    add("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON (default: ds_configs/zero1.json's content)")
+    add(
+        "--deepspeed_config",
+        "--deepspeed-config",
+        help="DeepSpeed JSON (default: ds_configs/zero1.json's content)",
+    )
     add("--epochs", type=int, help="passes over the training windows")
     add("--batch-size", type=int, help="windows per optimizer update, over all processes")
     add("--use-gradient-checkpointing", action="store_true", help="recompute activations in backward")

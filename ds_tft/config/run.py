@@ -23,7 +23,10 @@ CalendarFeature = Literal[
 
 def _one_or_many(value: object) -> object:
     """Lets a JSON say `"close"` where `["close"]` is meant."""
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return (value,)
+    # What comes out of here is checked as a Python value, for which a list is no tuple.
+    return tuple(value) if isinstance(value, list) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]

@@ -1,6 +1,6 @@
 """Errors of quantile forecasts, summed batch by batch: memory does not grow with the number of windows.
 
-Letters: n windows, K steps of the horizon, O targets, Q quantile levels, P level pairs, S series.
+Letters: n windows, K steps of the horizon, O targets, Q quantile levels, P level pairs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +42,6 @@ class Errors:
     """Share of labels within each of the report's `intervals`, ends included."""
     crossings: int
     """Neighbouring levels that came out of order; forecasts are sorted before errors are taken."""
-    sql: float | None
-    """Scaled quantile loss: twice the mean loss over levels and steps, in units of the series' scale, then the
-    mean over windows. `None` where no scales were given."""
-    mase: float | None
-    """Absolute error of `median_level`, scaled and averaged like `sql`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,24 +55,21 @@ class ErrorReport:
     """Pairs of levels that lie symmetrically about 0.5, widest first."""
     overall: Errors
     targets: tuple[Errors, ...]
-    series_sql: Floats | None
-    """(S, O), NaN for a series without windows or without a scale."""
-    series_mase: Floats | None
     notes: tuple[str, ...]
-    """What was left out, one line each."""
+    """What was not counted and what was put right, one line each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sums:
     """Sums over the known labels, one row per target."""
 
-    labels: NDArray[np.int64]  # (O,)
-    unknown_labels: NDArray[np.int64]  # (O,)
-    nonfinite_forecasts: NDArray[np.int64]  # (O,)
-    crossings: NDArray[np.int64]  # (O,)
+    labels: Counts  # (O,)
+    unknown_labels: Counts  # (O,)
+    nonfinite_forecasts: Counts  # (O,)
+    crossings: Counts  # (O,)
     pinball: Floats  # (O, Q)
-    covered: NDArray[np.int64]  # (O, Q)
-    inside: NDArray[np.int64]  # (O, P)
+    covered: Counts  # (O, Q)
+    inside: Counts  # (O, P)
     absolute_label: Floats  # (O,)
     absolute_error: Floats  # (O,)
     squared_error: Floats  # (O,)
@@ -97,165 +90,80 @@ class ForecastErrors:
     Args:
         quantiles: Q levels in rising order.
         num_targets: O.
-        num_series: S, where SQL and MASE are wanted.
     """
 
-    def __init__(self, quantiles: Sequence[float], num_targets: int, num_series: int | None = None) -> None:
+    def __init__(self, quantiles: Sequence[float], num_targets: int) -> None:
+        assert list(quantiles) == sorted(set(quantiles)), "levels must rise"
         self.quantiles = tuple(quantiles)
-        assert self.quantiles == tuple(sorted(set(quantiles))), "levels must rise"
         self.num_targets = num_targets
-        self.median = median_index(self.quantiles)
-        self.pairs = _symmetric_pairs(self.quantiles)
-        no_windows = np.empty((0, 1, num_targets))
-        self._sums = self._batch_sums(no_windows, np.empty((0, 1, num_targets, len(self.quantiles))))
-        # Sums over windows of the window's mean loss, mean absolute error, and 1.
-        self._series_sums = None if num_series is None else np.zeros((3, num_series, num_targets))
+        self._median = median_index(quantiles)
+        self._pairs = _symmetric_pairs(quantiles)
+        self._sums = self._sum(np.empty((0, 1, num_targets)), np.empty((0, 1, num_targets, len(quantiles))))
 
-    def add(self, labels: ArrayLike, forecasts: ArrayLike, series: NDArray[np.integer] | None = None) -> None:
+    def add(self, labels: ArrayLike, forecasts: ArrayLike) -> None:
         """Adds a batch of windows.
 
         Args:
             labels: (n, K, O), NaN where unknown.
-            forecasts: (n, K, O, Q) in the same units, levels in the order of `quantiles`; they are sorted here.
-            series: (n,) series of each window, needed where `num_series` was given.
+            forecasts: (n, K, O, Q) in the same units, in the order of `quantiles`; they are sorted here.
         """
-        labels = np.asarray(labels, dtype=np.float64)  # (n, K, O)
-        forecasts = np.asarray(forecasts, dtype=np.float64)  # (n, K, O, Q)
-        assert labels.ndim == 3 and forecasts.shape == (*labels.shape, len(self.quantiles))
-        assert labels.shape[2] == self.num_targets
-        assert (series is None) == (self._series_sums is None), "series and num_series belong together"
-        self._sums = self._sums + self._batch_sums(labels, forecasts)
-        if series is not None and self._series_sums is not None:
-            np.add.at(self._series_sums, (slice(None), series), self._window_means(labels, forecasts))
+        labels, forecasts = as_batch(labels, forecasts)
+        assert forecasts.shape[2:] == (self.num_targets, len(self.quantiles))
+        self._sums = self._sums + self._sum(labels, forecasts)
 
     def merge(self, other: ForecastErrors) -> None:
-        """Adds what another accumulator of the same levels, targets and series has summed."""
+        """Adds what another accumulator of the same levels and targets has summed."""
         assert (self.quantiles, self.num_targets) == (other.quantiles, other.num_targets)
-        assert (self._series_sums is None) == (other._series_sums is None)
         self._sums = self._sums + other._sums
-        if self._series_sums is not None:
-            self._series_sums += other._series_sums
 
-    def result(self, series_scale: Floats | None = None) -> ErrorReport:
-        """Returns the metrics of everything added so far.
-
-        Args:
-            series_scale: (S, O) in-sample mean absolute error of the seasonal naive forecast, in the units of the
-                labels. Series whose scale is 0 or NaN are left out of SQL and MASE; a note counts them.
-        """
-        sql, mase, windows = self._scaled_sums(series_scale)
-        everything, each = slice(None), [slice(o, o + 1) for o in range(self.num_targets)]
-        overall, *targets = [
-            self._errors(
-                self._sums.over(part), *(_scaled_mean(sums, windows, part) for sums in (2 * sql, mase))
-            )
-            for part in (everything, *each)
-        ]
-        has_scale = series_scale is not None
-        with np.errstate(invalid="ignore"):
-            series_sql, series_mase = 2 * sql / windows, mase / windows  # (S, O)
+    def result(self) -> ErrorReport:
+        """Returns the metrics of everything added so far."""
+        overall = _means(self._sums.over(slice(None)))
         return ErrorReport(
             quantiles=self.quantiles,
-            median_level=self.quantiles[self.median],
-            intervals=tuple((self.quantiles[low], self.quantiles[high]) for low, high in self.pairs),
+            median_level=self.quantiles[self._median],
+            intervals=tuple((self.quantiles[low], self.quantiles[high]) for low, high in self._pairs),
             overall=overall,
-            targets=tuple(targets),
-            series_sql=series_sql if has_scale else None,
-            series_mase=series_mase if has_scale else None,
-            notes=tuple(self._notes(overall, series_scale)),
+            targets=tuple(_means(self._sums.over(slice(o, o + 1))) for o in range(self.num_targets)),
+            notes=_notes(overall, int(self._sums.nonfinite_forecasts.sum())),
         )
 
-    def _batch_sums(self, labels: Floats, forecasts: Floats) -> _Sums:
+    def _sum(self, labels: Floats, forecasts: Floats) -> _Sums:
         """Sums over the windows and steps of a batch."""
         known = ~np.isnan(labels)  # (n, K, O)
         ordered, _ = sort_quantiles(forecasts)
-        error = np.where(known, labels - ordered[..., self.median], 0.0)
-        low, high = (ordered[..., list(side)] for side in _columns(self.pairs))  # (n, K, O, P)
-        y = labels[..., None]  # a comparison with NaN is False, so unknown labels are never counted
-        steps = (0, 1)
+        error = np.where(known, labels - ordered[..., self._median], 0.0)
+        low = ordered[..., [low for low, _ in self._pairs]]  # (n, K, O, P)
+        high = ordered[..., [high for _, high in self._pairs]]
+        y = labels[..., None]  # comparisons with NaN are False: unknown labels are neither covered nor inside
         return _Sums(
-            labels=known.sum(steps),
-            unknown_labels=(~known).sum(steps),
+            labels=known.sum((0, 1)),
+            unknown_labels=(~known).sum((0, 1)),
             nonfinite_forecasts=(~np.isfinite(forecasts)).sum((0, 1, 3)),
             crossings=(np.diff(forecasts) < 0).sum((0, 1, 3)),
-            pinball=self._pinball(labels, ordered).sum(steps),
-            covered=(y <= ordered).sum(steps),
-            inside=((low <= y) & (y <= high)).sum(steps),
-            absolute_label=np.where(known, np.abs(labels), 0.0).sum(steps),
-            absolute_error=np.abs(error).sum(steps),
-            squared_error=(error**2).sum(steps),
+            pinball=pinball_loss(labels, ordered, self.quantiles).sum((0, 1)),
+            covered=(y <= ordered).sum((0, 1)),
+            inside=((low <= y) & (y <= high)).sum((0, 1)),
+            absolute_label=np.where(known, np.abs(labels), 0.0).sum((0, 1)),
+            absolute_error=np.abs(error).sum((0, 1)),
+            squared_error=(error**2).sum((0, 1)),
         )
 
-    def _pinball(self, labels: Floats, ordered: Floats) -> Floats:
-        """Quantile loss of every forecast, 0 where the label is unknown."""
-        levels = np.asarray(self.quantiles)
-        error = labels[..., None] - ordered  # (n, K, O, Q)
-        loss = np.maximum(levels * error, (levels - 1) * error)
-        return np.where(np.isnan(labels)[..., None], 0.0, loss)
 
-    def _window_means(self, labels: Floats, forecasts: Floats) -> Floats:
-        """Mean loss, mean absolute error and 1 per window and target; 0 where a window has no label."""
-        ordered, _ = sort_quantiles(forecasts)
-        known = ~np.isnan(labels)  # (n, K, O)
-        counts = np.maximum(known.sum(1), 1)  # (n, O)
-        loss = self._pinball(labels, ordered).mean(-1).sum(1) / counts
-        error = np.where(known, np.abs(labels - ordered[..., self.median]), 0.0).sum(1) / counts
-        return np.stack([loss, error, known.any(1).astype(np.float64)])  # (3, n, O)
+def pinball_loss(labels: Floats, forecasts: Floats, quantiles: Sequence[float]) -> Floats:
+    """Returns the quantile loss of every forecast, 0 where the label is NaN (paper eq. 25).
 
-    def _scaled_sums(self, series_scale: Floats | None) -> tuple[Floats, Floats, Floats]:
-        """Loss and absolute error in units of the scale, and windows: (S, O), 0 where a series has no scale."""
-        if series_scale is None or self._series_sums is None:
-            assert series_scale is None, "SQL and MASE need num_series"
-            nothing = np.zeros((0, self.num_targets))
-            return nothing, nothing, nothing
-        usable = series_scale > 0
-        scale = np.where(usable, series_scale, 1.0)
-        loss, error, windows = np.where(usable, self._series_sums, 0.0)
-        return loss / scale, error / scale, windows
+    Args:
+        labels: (n, K, O).
+        forecasts: (n, K, O, Q).
+        quantiles: Q levels.
 
-    def _errors(self, sums: _Sums, sql: float | None, mase: float | None) -> Errors:
-        """Turns sums into means."""
-        count = _or_nan(sums.labels)
-        pinball = sums.pinball / count
-        q_risk = 2 * sums.pinball / _or_nan(sums.absolute_label)
-        return Errors(
-            labels=int(sums.labels),
-            unknown_labels=int(sums.unknown_labels),
-            pinball=_floats(pinball),
-            mean_pinball=float(pinball.mean()),
-            q_risk=_floats(q_risk),
-            wql=float(q_risk.mean()),
-            mae=float(sums.absolute_error / count),
-            rmse=float(np.sqrt(sums.squared_error / count)),
-            coverage=_floats(sums.covered / count),
-            interval_coverage=_floats(sums.inside / count),
-            crossings=int(sums.crossings),
-            sql=sql,
-            mase=mase,
-        )
-
-    def _notes(self, overall: Errors, series_scale: Floats | None) -> list[str]:
-        """Says what was not counted and what came out of order."""
-        notes = []
-        if overall.unknown_labels:
-            total = overall.labels + overall.unknown_labels
-            notes.append(f"labels: {overall.unknown_labels} of {total} are unknown and not counted")
-        nonfinite = int(self._sums.nonfinite_forecasts.sum())
-        if nonfinite:
-            notes.append(
-                f"forecasts: {nonfinite} values are not finite; errors that they enter are not either"
-            )
-        if overall.crossings:
-            notes.append(f"forecasts: {overall.crossings} neighbouring levels out of order before sorting")
-        if series_scale is not None and self._series_sums is not None:
-            seen = (self._series_sums[2] > 0).any(axis=1)
-            no_scale = ~(series_scale > 0).all(axis=1) & seen
-            if no_scale.any():
-                notes.append(
-                    f"SQL and MASE: {no_scale.sum()} of {seen.sum()} series left out (of the targets concerned): "
-                    "their seasonal naive error in training is 0 or unknown"
-                )
-        return notes
+    Returns:
+        (n, K, O, Q) `q * max(y - f, 0) + (1 - q) * max(f - y, 0)`.
+    """
+    levels = np.asarray(quantiles)
+    error = labels[..., None] - forecasts
+    return np.where(np.isnan(labels)[..., None], 0.0, np.maximum(levels * error, (levels - 1) * error))
 
 
 def sort_quantiles(forecasts: Floats) -> tuple[Floats, int]:
@@ -280,35 +188,56 @@ def level_name(quantile: float) -> str:
     return f"p{100 * quantile:.10g}"
 
 
-def _symmetric_pairs(quantiles: Sequence[float]) -> tuple[tuple[int, int], ...]:
-    """Positions of levels q < 0.5 and 1 - q that both occur."""
-    last = len(quantiles)
-    return tuple(
-        (low, high)
-        for low in range(last)
-        for high in range(low + 1, last)
-        if abs(quantiles[low] + quantiles[high] - 1) < 1e-9
-    )
+def as_batch(labels: ArrayLike, forecasts: ArrayLike) -> tuple[Floats, Floats]:
+    """Brings labels (n, K, O) and forecasts (n, K, O, Q) to float64 and checks that they belong together."""
+    labels = np.asarray(labels, dtype=np.float64)
+    forecasts = np.asarray(forecasts, dtype=np.float64)
+    assert labels.ndim == 3
+    assert forecasts.shape[:-1] == labels.shape
+    return labels, forecasts
 
 
-def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Splits pairs into their first and second members."""
-    return [low for low, _ in pairs], [high for _, high in pairs]
-
-
-def _scaled_mean(sums: Floats, windows: Floats, part: slice) -> float | None:
-    """Mean over the windows of some targets; `None` without any series."""
-    if not len(sums):
-        return None
-    return float(sums[:, part].sum() / _or_nan(windows[:, part].sum()))
-
-
-def _or_nan(divisor: ArrayLike) -> Floats:
-    """The divisor, with NaN for 0."""
+def or_nan(divisor: ArrayLike) -> Floats:
+    """Returns the divisor with NaN for 0, so that a mean of nothing is NaN."""
     divisor = np.asarray(divisor, dtype=np.float64)
     return np.where(divisor == 0, np.nan, divisor)
 
 
-def _floats(values: Floats) -> tuple[float, ...]:
-    """Plain numbers, fit for JSON."""
-    return tuple(float(value) for value in values)
+def _means(sums: _Sums) -> Errors:
+    """Turns sums into means."""
+    count = or_nan(sums.labels)
+    pinball = sums.pinball / count
+    q_risk = 2 * sums.pinball / or_nan(sums.absolute_label)
+    return Errors(
+        labels=int(sums.labels),
+        unknown_labels=int(sums.unknown_labels),
+        pinball=tuple(pinball.tolist()),
+        mean_pinball=float(pinball.mean()),
+        q_risk=tuple(q_risk.tolist()),
+        wql=float(q_risk.mean()),
+        mae=float(sums.absolute_error / count),
+        rmse=float(np.sqrt(sums.squared_error / count)),
+        coverage=tuple((sums.covered / count).tolist()),
+        interval_coverage=tuple((sums.inside / count).tolist()),
+        crossings=int(sums.crossings),
+    )
+
+
+def _notes(overall: Errors, nonfinite: int) -> tuple[str, ...]:
+    """Says what was not counted and what was put right."""
+    notes = []
+    if overall.unknown_labels:
+        total = overall.labels + overall.unknown_labels
+        notes.append(f"labels: {overall.unknown_labels} of {total} are unknown and not counted")
+    if nonfinite:
+        notes.append(f"forecasts: {nonfinite} values are not finite, and so are the errors that they enter")
+    if overall.crossings:
+        notes.append(f"forecasts: {overall.crossings} neighbouring levels out of order, put in order")
+    return tuple(notes)
+
+
+def _symmetric_pairs(quantiles: Sequence[float]) -> list[tuple[int, int]]:
+    """Positions of levels q < 0.5 and 1 - q that both occur, widest pair first."""
+    places = range(len(quantiles))
+    pairs = [(low, high) for low in places for high in places if low < high]
+    return [(low, high) for low, high in pairs if abs(quantiles[low] + quantiles[high] - 1) < 1e-9]

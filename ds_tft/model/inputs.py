@@ -1,6 +1,6 @@
 """What goes into the model and how large it is.
 
-Letters: B batch, L encoder length, H horizon, V variables of a group.
+Letters: B batch, L encoder length, K horizon steps, V variables of a group.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ class ModelInputs(NamedTuple):
     """One batch of windows as the model sees them. A group without variables has a last dimension of 0.
 
     The history of a window occupies positions `0 .. encoder_lengths[b] - 1`; positions from there up to L are
-    padding, whose values are ignored. The horizon is always positions L .. L+H-1 of the known groups.
+    padding, whose values are ignored. A length is at least 1. The horizon is always positions
+    L .. L+K-1 of the known groups.
     """
 
     static_reals: Tensor  # (B, V) float
     static_categories: Tensor  # (B, V) int64
     observed_reals: Tensor  # (B, L, V) float; the targets' own history comes first
     observed_categories: Tensor  # (B, L, V) int64
-    known_reals: Tensor  # (B, L+H, V) float; the relative time index comes first
-    known_categories: Tensor  # (B, L+H, V) int64
+    known_reals: Tensor  # (B, L+K, V) float; the relative time index comes first
+    known_categories: Tensor  # (B, L+K, V) int64
     encoder_lengths: Tensor  # (B,) int64, always on the CPU: it decides shapes, so no device sync is paid
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ModelInputs:
         """Moves to `device`; real inputs also become `dtype`. The encoder lengths stay on the CPU."""
-        moved = (
-            tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, non_blocking=True)
-            for tensor in self[:-1]
-        )
-        return ModelInputs(*moved, encoder_lengths=self.encoder_lengths)
+        moved = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+            for name, tensor in zip(self._fields, self, strict=True)
+            if name != "encoder_lengths"
+        }
+        return self._replace(**moved)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,17 @@ class ModelSize:
     num_heads: int = 4
     lstm_layers: int = 1
     dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.observed_reals < 1 or self.known_reals < 1:
+            raise ValueError(
+                "observed_reals and known_reals must be at least 1, for the target's history and the "
+                f"relative time index, got {self.observed_reals} and {self.known_reals}"
+            )
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"
+            )
 
     @property
     def num_static(self) -> int:

@@ -74,7 +74,9 @@ def find_checkpoint(run_folder: Path, resume: str) -> Path:
         if path.is_dir() and TAG.fullmatch(path.name):
             return path
     names = ", ".join(path.name for path in candidates) or "none"
-    raise ConfigError(f"--resume: no checkpoint '{resume}', checkpoints of the run: {names}; give one of them or 'auto'")
+    raise ConfigError(
+        f"--resume: no checkpoint '{resume}', checkpoints of the run: {names}; give one of them or 'auto'"
+    )
 
 
 def load_checkpoint(engine: Any, checkpoint: Path) -> TrainingState:
@@ -91,5 +93,7 @@ def load_checkpoint(engine: Any, checkpoint: Path) -> TrainingState:
         )
     path, client_state = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     if path is None or "ds_tft" not in client_state:
-        raise ConfigError(f"--resume: '{checkpoint}' holds no training state; give a checkpoint of a ds_tft run")
+        raise ConfigError(
+            f"--resume: '{checkpoint}' holds no training state; give a checkpoint of a ds_tft run"
+        )
     return TrainingState.from_dict(client_state["ds_tft"], f"--resume: '{checkpoint}'")

@@ -78,7 +78,9 @@ def _skip_nonfinite_updates(optimizer: torch.optim.Optimizer) -> None:
     update = optimizer.step
 
     def step() -> None:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         optimizer.overflow = not bool(torch.stack([g.isfinite().all() for g in gradients]).all())  # type: ignore[attr-defined]
         if not optimizer.overflow:  # type: ignore[attr-defined]
             update()

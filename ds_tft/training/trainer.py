@@ -15,22 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
+from numpy.typing import NDArray
 
-from ds_tft.config.deepspeed import BatchSizes
+from ds_tft.config.batch import BatchSizes
 from ds_tft.config.run import TrainingSettings
 from ds_tft.data.batches import Batch, BatchBuilder, Loader
 from ds_tft.data.sampler import EpochPlan
 from ds_tft.data.windows import WindowIndex
 from ds_tft.errors import UserError
+from ds_tft.export import save_weights
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.model.loss import pinball_loss
 from ds_tft.training.checkpoint import save_checkpoint
 from ds_tft.training.environment import ProcessPlace
-from ds_tft.training.export import save_weights
 from ds_tft.training.log import RunLog
+from ds_tft.training.scalars import memory_scalars
 from ds_tft.training.state import TrainingState
 from ds_tft.training.tensorboard import TensorBoardWriter
 from ds_tft.training.validation import ValidationLoss, validation_loss
+
+BEST_WEIGHTS = "best.safetensors"
+"""File of the run folder with the weights of the best validation so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +90,16 @@ class Trainer:
         self.folder = folder
         self.place = place
         self.recorders = recorders
-        self.plan = EpochPlan(len(windows.train), batch.global_batch, settings.windows_per_epoch, settings.seed)
+        self.plan = EpochPlan(
+            num_windows=len(windows.train),
+            global_batch=batch.global_batch,
+            windows_per_epoch=settings.windows_per_epoch,
+            seed=settings.seed,
+        )
         self.window_weights = windows.builder.window_weights(windows.train)  # (n,)
-        self.validation = _evenly_spaced(windows.validation, settings.validation_windows)
+        self.validation = windows.validation.spaced(settings.validation_windows)
         self.state = TrainingState()
+        self.timing = Timing()
         self._recent = _Recent()
 
     @property
@@ -112,15 +123,14 @@ class Trainer:
         loader = Loader(
             self.windows.builder,
             self.windows.train,
-            self.plan,
-            self.batch,
-            rank=self.place.rank,
             workers=self.settings.workers,
             pin_memory=self.engine.device.type == "cuda",
         )
-        batches = iter(loader.epoch(state.epoch, first_update=state.update))
+        micro_batches = self.plan.micro_batches(state.epoch, self.batch, self.place.rank)  # (U*A, B)
+        batches = loader.batches(micro_batches, start=state.update * self.batch.accumulation)
+        windows = self.plan.updates(state.epoch)  # (U, global batch)
         while state.update < updates:
-            self._update([next(batches) for _ in range(self.batch.accumulation)])
+            self._update([next(batches) for _ in range(self.batch.accumulation)], windows[state.update])
             end_of_epoch = state.update == updates
             if end_of_epoch:
                 state.epoch, state.update = state.epoch + 1, 0
@@ -131,6 +141,7 @@ class Trainer:
     def _look_up(self, end_of_epoch: bool) -> None:
         """Logs, validates and saves, where one of them is due after this update."""
         settings, step = self.settings, self.state.step
+        self.recorders.log.advance(step)
         if end_of_epoch or step % settings.log_every_steps == 0:
             self._log_progress()
         if len(self.validation) and (end_of_epoch or _is_due(step, settings.validate_every_steps)):
@@ -141,11 +152,11 @@ class Trainer:
             )
             self._recent.restart_clock()
 
-    def _update(self, micro_batches: list[Batch]) -> None:
-        """One optimizer update over all its micro-batches, on all processes."""
+    def _update(self, micro_batches: list[Batch], windows: NDArray[np.int64]) -> None:
+        """One optimizer update over its windows (global batch,), of which this process has `micro_batches`."""
         state = self.state
-        indices = self.plan.update_indices(state.epoch, state.update)  # (global batch,)
-        total_weight = float(self.window_weights[indices[indices >= 0]].sum())
+        used = windows[windows >= 0]
+        total_weight = float(self.window_weights[used].sum())
         # DeepSpeed divides by the micro-batches and averages over the processes; undone here, so that an update
         # is the weighted mean over its windows, however they are spread.
         factor = self.batch.accumulation * self.batch.world_size / max(total_weight, math.ulp(0.0))
@@ -157,16 +168,15 @@ class Trainer:
         state.step += 1
         state.update += 1
         self._count_skips()
-        self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(indices))
+        self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(used))
 
     def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
         """Returns the loss of one micro-batch, times `factor`, after its backward."""
         device = self.engine.device
         dtype = next(self.engine.module.parameters()).dtype
-        prediction = self.engine(batch.inputs.to(device, dtype))  # (B, K, O, Q)
-        labels = batch.labels.to(device, non_blocking=True)
-        weights = batch.weights.to(device, non_blocking=True)
-        total, _ = pinball_loss(prediction, labels, weights, self.quantiles)
+        batch = batch.to(device, dtype)
+        prediction = self.engine(batch.inputs)  # (B, K, O, Q)
+        total, _ = pinball_loss(prediction, batch.labels, batch.weights, self.quantiles)
         loss = total * factor
         self.engine.backward(loss)
         return loss.detach()
@@ -200,17 +210,19 @@ class Trainer:
 
     def _log_progress(self) -> None:
         """Writes what happened since the last time."""
-        loss, windows_per_second, seconds_per_step = self._recent.take()
+        loss, timing = self._recent.take()
+        self._recent = _Recent()
+        self.timing = self.timing + timing
         state, scalars = self.state, {}
         scalars["loss/train"] = loss
         scalars["optimizer/learning_rate"] = self.engine.get_lr()[0]
         if (norm := self.engine.get_global_grad_norm()) is not None:
             scalars["optimizer/gradient_norm"] = float(norm)
         scalars["optimizer/skipped_steps"] = float(state.skipped_steps)
-        scalars["throughput/windows_per_second"] = windows_per_second
-        scalars.update(self.recorders.meter.scalars())
+        scalars["throughput/windows_per_second"] = timing.windows_per_second
+        scalars |= memory_scalars(self.recorders.meter.read())
         self.recorders.tensorboard.write(state.step, scalars)
-        self.recorders.log.progress(state.step, state.epoch, scalars, seconds_per_step)
+        self.recorders.log.progress(state.step, state.epoch, scalars, timing.seconds_per_step)
 
     def _validate(self) -> None:
         """Validates, keeps the best weights, and decides whether to stop."""
@@ -224,7 +236,7 @@ class Trainer:
         )
         best = self.state.step > 0 and self.state.record_validation(result.mean)
         if best and self.place.is_first:
-            save_weights(self.engine.module, self.folder / "best.safetensors", self.state.step)
+            save_weights(self.engine.module, self.folder / BEST_WEIGHTS)
         patience = self.settings.patience
         if patience and self.state.validations_without_improvement >= patience:
             self.state.stopped_early = True
@@ -245,44 +257,56 @@ class Trainer:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time spent in updates; validations and saves are not in it."""
+
+    seconds: float = 0.0
+    updates: int = 0
+    windows: int = 0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean seconds of an update."""
+        return self.seconds / max(self.updates, 1)
+
+    @property
+    def windows_per_second(self) -> float:
+        """Windows trained on per second, over all processes."""
+        return self.windows / self.seconds if self.seconds else 0.0
+
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(
+            self.seconds + other.seconds, self.updates + other.updates, self.windows + other.windows
+        )
+
+
 class _Recent:
     """Loss and time since the last log line. Losses stay on the device until they are asked for."""
 
     def __init__(self) -> None:
         self._losses: list[torch.Tensor] = []
-        self._windows = 0
-        self._seconds = 0.0
+        self._timing = Timing()
         self._since = perf_counter()
 
     def add(self, loss: torch.Tensor, windows: int) -> None:
         """Takes in one update."""
         self._losses.append(loss)
-        self._windows += windows
         now = perf_counter()
-        self._seconds += now - self._since
+        self._timing = self._timing + Timing(now - self._since, 1, windows)
         self._since = now
 
     def restart_clock(self) -> None:
         """Leaves out the time since the last update (validation, saving)."""
         self._since = perf_counter()
 
-    def take(self) -> tuple[float, float, float]:
-        """Returns mean loss over all processes, windows per second and seconds per update, and starts anew."""
+    def take(self) -> tuple[float, Timing]:
+        """Returns the mean loss over all processes, and the time. All processes must call this."""
         losses = torch.stack(self._losses)
         torch.distributed.all_reduce(losses)
-        seconds, updates = self._seconds, len(self._losses)
-        result = float(losses.mean()), self._windows / seconds, seconds / updates
-        self.__init__()  # type: ignore[misc]
-        return result
+        return float(losses.mean()), self._timing
 
 
 def _is_due(step: int, every: int | None) -> bool:
     """True at multiples of a cadence that is set."""
     return every is not None and step % every == 0
-
-
-def _evenly_spaced(windows: WindowIndex, most: int | None) -> WindowIndex:
-    """Leaves at most `most` windows, spread over all."""
-    if most is None or len(windows) <= most:
-        return windows
-    return windows.take(np.linspace(0, len(windows) - 1, most).round().astype(np.int64))

@@ -8,7 +8,12 @@ from ds_tft.training.state import TrainingState
 
 @pytest.mark.parametrize(
     ("losses", "best", "nonfinite"),
-    [([math.nan, 0.5], 0.5, 1), ([0.5, math.nan], 0.5, 1), ([math.nan, math.nan], None, 2), ([0.5, math.inf, 0.4], 0.4, 1)],
+    [
+        ([math.nan, 0.5], 0.5, 1),
+        ([0.5, math.nan], 0.5, 1),
+        ([math.nan, math.nan], None, 2),
+        ([0.5, math.inf, 0.4], 0.4, 1),
+    ],
 )
 def test_nonfinite_loss_is_never_best_and_never_blocks(losses, best, nonfinite):
     state = TrainingState()

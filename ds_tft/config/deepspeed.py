@@ -1,0 +1,136 @@
+"""The DeepSpeed JSON with the command line laid over it, and what of it this machine can carry out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ds_tft.config.batch import BatchSizes, resolve_batch
+from ds_tft.config.deepspeed_refused import refuse_known
+from ds_tft.config.deepspeed_sections import ActivationCheckpointing, DeepSpeedSettings
+from ds_tft.config.engine_config import engine_config
+from ds_tft.config.engine_notes import engine_notes
+from ds_tft.config.json_reader import read_json, shortened
+from ds_tft.config.optimizer_sections import OptimizerSGD
+from ds_tft.config.overrides import changes, for_deepspeed, merged, origins
+from ds_tft.config.validation import validate
+from ds_tft.errors import ConfigError
+
+__all__ = [
+    "BatchSizes",
+    "DeepSpeedSettings",
+    "check_machine",
+    "default_deepspeed_json",
+    "engine_config",
+    "engine_notes",
+    "read_deepspeed_settings",
+    "refuse_unavailable",
+    "resolve_batch",
+]
+
+
+def default_deepspeed_json() -> dict[str, Any]:
+    """What is used without `--deepspeed_config`; the content of `ds_configs/zero1.json`."""
+    return {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 0.001, "betas": [0.9, 0.999], "weight_decay": 0.01, "torch_adam": True},
+        },
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {
+                "warmup_num_steps": "auto",
+                "warmup_type": "linear",
+                "cos_min_ratio": 0.01,
+                "total_num_steps": "auto",
+            },
+        },
+        "zero_optimization": {
+            "stage": 1,
+            "reduce_bucket_size": "auto",
+            "allgather_bucket_size": "auto",
+        },
+    }
+
+
+def read_deepspeed_settings(
+    path: str | None, overrides: Sequence[str] = ()
+) -> tuple[DeepSpeedSettings, list[str]]:
+    """Reads how the model is to be trained: the file, below the command line.
+
+    Args:
+        path: The DeepSpeed JSON (`--deepspeed_config`); `None` takes `default_deepspeed_json()`.
+        overrides: Arguments of `--set`; those that start with `deepspeed.` count here.
+
+    Returns:
+        The settings, and one line for each value that the command line changed.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting is unknown, unsupported, of the wrong kind, out of
+            range or in conflict with another.
+    """
+    raw = read_json(path) if path is not None else default_deepspeed_json()
+    where = path or "default DeepSpeed settings"
+    given = for_deepspeed(overrides)
+    complete = merged(raw, given)
+    refuse_known(complete, where, origins(given))
+    settings = validate(DeepSpeedSettings, complete, where, origins(given))
+    refuse_unavailable(settings, where)
+    return settings, changes(DeepSpeedSettings, raw, given, where)
+
+
+def refuse_unavailable(settings: DeepSpeedSettings, where: str) -> None:
+    """Refuses settings whose feature does not exist yet, rather than train without it.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    for name, value in _unavailable(settings):
+        raise ConfigError(f"{where}: {name}: not available yet, got {shortened(value)}; remove it")
+
+
+def _unavailable(settings: DeepSpeedSettings) -> Iterator[tuple[str, Any]]:
+    """Settings that ask for a feature that does not exist yet."""
+    unset = ActivationCheckpointing().model_dump()
+    for name, value in settings.activation_checkpointing.model_dump().items():
+        if value != unset[name]:
+            yield f"activation_checkpointing.{name}", value
+    if settings.compression_training:
+        yield "compression_training", settings.compression_training
+    if settings.ds_tft.recompute is not None:
+        yield "ds_tft.recompute", settings.ds_tft.recompute
+    if settings.ds_tft.memory_budget_gib is not None:
+        yield "ds_tft.memory_budget_gib", settings.ds_tft.memory_budget_gib
+
+
+def check_machine(
+    settings: DeepSpeedSettings,
+    has_cuda: bool,
+    find_tool: Callable[[str], str | None] = shutil.which,
+) -> None:
+    """Refuses at once what this machine would refuse minutes into the start.
+
+    Args:
+        settings: The DeepSpeed JSON.
+        has_cuda: Whether the run is on a GPU.
+        find_tool: Finds a program; `None` where it is missing.
+
+    Raises:
+        ConfigError: fp16 without a GPU, or an optimizer to compile without the tools for it.
+    """
+    if settings.fp16.enabled and not has_cuda:
+        raise ConfigError("fp16.enabled: true needs a GPU, and none was found; use bf16, or neither")
+    if isinstance(settings.optimizer, OptimizerSGD) or settings.optimizer.params.torch_adam:
+        return
+    on_gpu = has_cuda and not settings.zero_optimization.offloads
+    operation = "CPUAdam" if settings.zero_optimization.offloads else "FusedAdam"
+    for tool in ("c++", "ninja", *(["nvcc"] if on_gpu else [])):
+        if find_tool(tool) is None:
+            raise ConfigError(
+                f"optimizer.params.torch_adam: false compiles DeepSpeed's {operation} at the first start and "
+                f"needs {tool}, which was not found; install it or write torch_adam true"
+            )

@@ -1,0 +1,184 @@
+"""The DeepSpeed JSON (`--deepspeed_config`): the keys that are supported, with DeepSpeed's own names.
+
+What DeepSpeed accepts and this package does not is in `deepspeed_refused.py`, each with its reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ds_tft.config.optimizer_sections import Optimizer, OptimizerAdamW, OptimizerSGD, Scheduler
+from ds_tft.config.run import Count, Section
+
+Auto = Literal["auto"]
+
+
+def _whole(value: object) -> object:
+    """Lets a JSON say 5e8, as DeepSpeed's own examples do."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Elements = Annotated[Count, BeforeValidator(_whole)]
+
+
+class Fp16(Section):
+    """Half precision with loss scaling. Needs a GPU."""
+
+    enabled: bool = False
+    loss_scale: Annotated[float, Field(ge=0)] = 0.0
+    """A fixed loss scale; 0 adapts it."""
+    initial_scale_power: Annotated[int, Field(ge=0, le=64)] = 16
+    loss_scale_window: Count = 1000
+    hysteresis: Count = 2
+    consecutive_hysteresis: bool = False
+    min_loss_scale: Count = 1
+
+
+class Bf16(Section):
+    """bfloat16 weights and activations; the optimizer keeps fp32 copies."""
+
+    enabled: bool = False
+
+
+class OffloadOptimizer(Section):
+    """Where the optimizer's state lives and its update runs."""
+
+    device: Literal["cpu", "none"] = "none"
+    pin_memory: bool = True
+    """Page-locked host memory, which copies faster."""
+
+
+class ZeroOptimization(Section):
+    """What is partitioned over processes, and the buffers used for it."""
+
+    stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    reduce_bucket_size: Elements | Auto = "auto"
+    """Elements of the buffer in which gradients are reduced; `auto` suits the model."""
+    allgather_bucket_size: Elements | Auto = "auto"
+    """Elements gathered at a time after an update; `auto` suits the model."""
+    overlap_comm: bool | None = None
+    """Reduce during backward, with a second buffer. `null` does so in stage 3 only."""
+    contiguous_gradients: bool = True
+    """Copy gradients into the buffer as they appear."""
+    reduce_scatter: bool = True
+    allgather_partitions: bool = True
+    offload_optimizer: OffloadOptimizer | None = None
+
+    @property
+    def offloads(self) -> bool:
+        """True if the optimizer works on the CPU."""
+        return self.offload_optimizer is not None and self.offload_optimizer.device == "cpu"
+
+    @model_validator(mode="after")
+    def _check(self) -> ZeroOptimization:
+        if self.offloads and self.stage == 0:
+            raise ValueError("offload_optimizer has no effect with stage 0; use stage 1")
+        gathered = self.allgather_bucket_size
+        if isinstance(gathered, int) and gathered % 2:
+            raise ValueError(f"allgather_bucket_size must be even, got {gathered}; write {gathered + 1}")
+        return self
+
+
+class ActivationCheckpointing(Section):
+    """How blocks that are recomputed in backward keep their inputs."""
+
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
+    contiguous_memory_optimization: bool = False
+    number_checkpoints: Count | None = None
+    synchronize_checkpoint_boundary: bool = False
+    profile: bool = False
+
+
+class TensorBoard(Section):
+    """Where TensorBoard events go. They are written by this package, not by DeepSpeed's monitor."""
+
+    enabled: bool = True
+    output_path: str | None = None
+    """Directory of the events; `null` is the run folder."""
+    job_name: str | None = None
+    """Name of a directory in `output_path`."""
+
+
+class ProductSettings(Section):
+    """The section `ds_tft`: what DeepSpeed has no key for."""
+
+    recompute: tuple[str, ...] | None = None
+    """Blocks of the model whose activations are recomputed in backward."""
+    memory_budget_gib: Annotated[float, Field(gt=0)] | None = None
+    """GPU memory that the plan may use, in GiB."""
+
+
+class DeepSpeedSettings(Section):
+    """The whole DeepSpeed JSON. A key left out means what it means to DeepSpeed, unless said otherwise."""
+
+    train_batch_size: Count | Auto = "auto"
+    """Windows per optimizer update, over all processes."""
+    train_micro_batch_size_per_gpu: Count | Auto = "auto"
+    """Windows per forward and backward in one process."""
+    gradient_accumulation_steps: Count | Auto = "auto"
+    """Forwards and backwards per update."""
+    gradient_clipping: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    optimizer: Optimizer = OptimizerAdamW()
+    scheduler: Scheduler | None = None
+    fp16: Fp16 = Fp16()
+    bf16: Bf16 = Bf16()
+    zero_optimization: ZeroOptimization = ZeroOptimization()
+    zero_allow_untested_optimizer: bool | None = None
+    """Lets ZeRO work with SGD; `null` allows it where it is needed."""
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing()
+    compression_training: dict[str, Any] = {}
+    """INT8 training, with the keys that DeepSpeed had up to 0.19.6; executed by this package."""
+    tensorboard: TensorBoard = TensorBoard()
+    steps_per_print: Count | None = None
+    """Updates between DeepSpeed's own log lines, which also need `log_level` `info`; `null` prints none."""
+    wall_clock_breakdown: bool = False
+    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
+    ds_tft: ProductSettings = ProductSettings()
+
+    @property
+    def precision(self) -> Literal["fp32", "fp16", "bf16"]:
+        """Type of weights, activations and gradients."""
+        if self.fp16.enabled:
+            return "fp16"
+        return "bf16" if self.bf16.enabled else "fp32"
+
+    @model_validator(mode="after")
+    def _check(self) -> DeepSpeedSettings:
+        self._check_precision()
+        self._check_rates()
+        stage, allowed = self.zero_optimization.stage, self.zero_allow_untested_optimizer
+        if isinstance(self.optimizer, OptimizerSGD) and stage and allowed is False:
+            raise ValueError(
+                f"zero_allow_untested_optimizer is false, and SGD in stage {stage} needs it; leave it out"
+            )
+        return self
+
+    def _check_precision(self) -> None:
+        """Refuses combinations that DeepSpeed rejects late or carries out badly."""
+        if self.fp16.enabled and self.bf16.enabled:
+            raise ValueError("fp16.enabled and bf16.enabled are both true; enable one")
+        if self.precision != "fp32" and self.zero_optimization.stage == 0:
+            raise ValueError(
+                f"{self.precision}.enabled with zero_optimization.stage 0 takes an optimizer of DeepSpeed "
+                "whose updates are imprecise; use stage 1, which is the same on one process"
+            )
+
+    def _check_rates(self) -> None:
+        """Keeps the learning rate in one place."""
+        rate = self.optimizer.params.lr
+        highest = getattr(self.scheduler.params, "warmup_max_lr", "auto") if self.scheduler else "auto"
+        if highest not in ("auto", rate):
+            raise ValueError(
+                f"scheduler.params.warmup_max_lr is {highest}, but optimizer.params.lr is {rate}; "
+                "give the rate in optimizer.params.lr only"
+            )
+        lowest = getattr(self.scheduler.params, "warmup_min_lr", 0.0) if self.scheduler else 0.0
+        if lowest > rate:
+            raise ValueError(
+                f"scheduler.params.warmup_min_lr is {lowest}, above optimizer.params.lr {rate}; lower it"
+            )

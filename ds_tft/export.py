@@ -1,0 +1,129 @@
+"""A trained model as files that are enough to predict with anywhere: weights in safetensors, the rest in JSON.
+
+Nothing in them is executed when they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import ds_tft
+from ds_tft.config.run import RunSettings
+from ds_tft.data.preprocessor import Preprocessor
+from ds_tft.data.split import SplitBounds
+from ds_tft.errors import ConfigError
+from ds_tft.model.inputs import ModelSize
+from ds_tft.model.tft import TemporalFusionTransformer
+
+FORMAT = 1
+WEIGHTS = "weights.safetensors"
+DESCRIPTION = "model.json"
+
+
+class ModelDescription(BaseModel):
+    """Everything but the weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    ds_tft_version: str = ds_tft.__version__
+    settings: RunSettings
+    size: ModelSize
+    preprocessor: Preprocessor
+    bounds: SplitBounds
+    """Periods of training, validation and test."""
+    step: int
+    """Optimizer updates behind the weights."""
+    validation_loss: float | None
+    """Mean pinball loss in scaled units; None where there was no validation."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to forecast, on the CPU, in evaluation mode."""
+
+    model: TemporalFusionTransformer
+    description: ModelDescription
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Writes the weights in fp32, under the names of the plain model; replaces an older file in one step."""
+    weights = {
+        name: tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    save_file(weights, str(unfinished))
+    os.replace(unfinished, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Reads weights into a model of the same shape.
+
+    Raises:
+        ConfigError: The file cannot be read, or does not fit the model.
+    """
+    try:
+        model.load_state_dict(load_file(str(path)), strict=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give a run folder or an export of a finished run") from None
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"{path}: not readable as safetensors, got {error}; export the model again"
+        ) from None
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(
+            f"{path}: weights do not fit {DESCRIPTION}, got {reason}; export the model again"
+        ) from None
+
+
+def write_export(folder: Path, model: nn.Module, description: ModelDescription) -> None:
+    """Writes an export folder and proves that it loads.
+
+    Args:
+        folder: Where to; made if it is not there.
+        model: Holds the weights to export.
+        description: The rest.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{DESCRIPTION}.unfinished"
+    unfinished.write_text(description.model_dump_json(indent=1), encoding="utf-8")
+    save_weights(model, folder / WEIGHTS)
+    os.replace(unfinished, folder / DESCRIPTION)
+    read_export(folder)
+
+
+def read_export(path: Path) -> LoadedModel:
+    """Loads a model from an export folder, or from a run folder that holds one.
+
+    Raises:
+        ConfigError: There is no export, or it cannot be used.
+    """
+    folder = path / "export" if (path / "export").is_dir() else path
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        raise ConfigError(
+            f"{path}: no exported model, looked for '{file}'; give a run folder or its export folder"
+        )
+    try:
+        description = ModelDescription.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{file}: {where or 'top level'}: {first['msg']}; export the model again") from None
+    if description.format != FORMAT:
+        raise ConfigError(
+            f"{file}: format {description.format}, this release reads {FORMAT}; use the release that wrote it"
+        )
+    model = TemporalFusionTransformer(description.size)
+    load_weights(model, folder / WEIGHTS)
+    return LoadedModel(model=model.eval(), description=description)

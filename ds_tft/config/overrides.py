@@ -74,14 +74,16 @@ def merged(raw: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, A
     for override in overrides:
         section = result
         for depth, step in enumerate(override.path[:-1], start=1):
-            section = section.setdefault(step, {})
+            if section.get(step) is None:
+                section[step] = {}
+            section = section[step]
             if not isinstance(section, dict):
                 parent = dotted(override.path[:depth])
                 raise ConfigError(
                     f"{override.origin}: {dotted(override.path)}: '{parent}' is no section, "
                     f"got {shortened(section)}; set '{parent}' itself"
                 )
-        section[override.path[-1]] = override.value
+        section[override.path[-1]] = copy.deepcopy(override.value)
     return result
 
 

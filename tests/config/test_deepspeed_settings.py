@@ -82,6 +82,20 @@ def test_overrides(read):
     ]
 
 
+def test_an_override_opens_a_section_that_is_null(read):
+    raw = zero(stage=1, offload_optimizer=None)
+    settings, lines = read(raw, ["deepspeed.zero_optimization.offload_optimizer.device=cpu"])
+    assert settings.zero_optimization.offloads
+    assert lines == ['zero_optimization.offload_optimizer.device: "none" (default) -> "cpu" (--set)']
+
+
+def test_a_later_override_reaches_into_an_earlier_one(read):
+    overrides = ['deepspeed.optimizer={"type":"SGD"}', "deepspeed.optimizer.params.lr=0.1"]
+    settings, lines = read({}, overrides)
+    assert settings.optimizer.params.lr == 0.1
+    assert lines[0].endswith('-> {"type": "SGD"} (--set)')
+
+
 def test_resolved_settings_reproduce_the_run(read):
     settings, _ = read_deepspeed_settings(
         None, ["deepspeed.optimizer.type=Adam", "deepspeed.bf16.enabled=true"]

@@ -1,41 +1,47 @@
-# Everything runs in .venv, which the first target that needs it makes.
+# Everything runs in .venv, which the first target that needs it makes. Needs make, and Python 3.11 to 3.13 with venv.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-READY := $(VENV)/ready
-
+BIN := .venv/bin
+READY := .venv/ready
 DEMO := demo/stocks.parquet
-RUN ?= runs/demo
+# Run folder of `make train`; empty makes a new one, named after the time, below runs/.
+RUN ?=
 
-.PHONY: train test test-slow lint format clean
+.PHONY: help train test test-slow lint format clean
+.DELETE_ON_ERROR:
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"ds_tft needs Python 3.11 to 3.13, got {v.major}.{v.minor}; set PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $(READY)
+help:  ## Says what the targets do.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(DEMO): $(READY) ds_tft/data/demo.py
-	$(BIN)/python -m ds_tft.data.demo --output $(DEMO)
-
-train: $(READY) $(DEMO)  ## Trains and evaluates the demo model on real daily bars.
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/deepspeed launch/train.py --deepspeed_config ds_configs/zero1.json \
-		--config launch/examples/demo.json --parquet-file $(DEMO) --output-dir $(RUN)
+train: $(READY) $(DEMO)  ## Trains, evaluates and exports the demo model, on daily bars of five stocks.
+	$(BIN)/deepspeed launch/train.py --deepspeed_config ds_configs/zero1.json \
+		--config launch/examples/demo.json --parquet-file $(DEMO) $(if $(RUN),--output-dir '$(RUN)')
 
 test: $(READY)  ## Runs the tests.
 	$(BIN)/python -m pytest -q
 
-test-slow: $(READY)  ## Runs the tests that take minutes, too.
+test-slow: $(READY)  ## Runs all tests, those that take minutes too.
 	$(BIN)/python -m pytest -q -m 'slow or not slow'
 
-lint: $(READY)  ## Format, lint and types.
+lint: $(READY)  ## Checks format, style and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(READY)  ## Formats the code and mends what ruff can.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:
-	rm -rf $(VENV) demo runs
+clean:  ## Removes .venv, the demo data and caches. Run folders stay.
+	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find ds_tft launch tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew, from nothing, whenever what it is made from has changed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; got = sys.version_info[:2]; sys.exit(0 if (3, 11) <= got < (3, 14) else \
+		"make: needs Python 3.11 to 3.13, got %d.%d; name one, such as make PYTHON=python3.11" % got)'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(DEMO): $(READY) ds_tft/data/demo.py
+	$(BIN)/python -m ds_tft.data.demo --output $@

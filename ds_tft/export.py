@@ -1,16 +1,17 @@
-"""A trained model as files that are enough to predict with anywhere: weights in safetensors, the rest in JSON.
+"""A trained model as files that are enough to predict anywhere: weights in safetensors, the rest in JSON.
 
 Nothing in them is executed when they are read.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -44,6 +45,8 @@ class ModelDescription(BaseModel):
     """Optimizer updates behind the weights."""
     validation_loss: float | None
     """Mean pinball loss in scaled units; None where there was no validation."""
+    batch_size: int = Field(default=64, ge=1)
+    """Windows per forward of the evaluation after training; later ones use it too unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +105,53 @@ def write_export(folder: Path, model: nn.Module, description: ModelDescription) 
     read_export(folder)
 
 
+def find_export(path: Path) -> Path:
+    """Returns the export folder: the path itself, or the one inside a run folder.
+
+    Raises:
+        ConfigError: There is no export.
+    """
+    folder = path / "export" if (path / "export").is_dir() else path
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        raise ConfigError(
+            f"{path}: no exported model, looked for '{file}'; give the folder of a finished run or its export"
+        )
+    return folder
+
+
 def read_export(path: Path) -> LoadedModel:
     """Loads a model from an export folder, or from a run folder that holds one.
 
     Raises:
         ConfigError: There is no export, or it cannot be used.
     """
-    folder = path / "export" if (path / "export").is_dir() else path
-    file = folder / DESCRIPTION
-    if not file.is_file():
+    folder = find_export(path)
+    description = _read_description(folder / DESCRIPTION)
+    model = TemporalFusionTransformer(description.size)
+    load_weights(model, folder / WEIGHTS)
+    return LoadedModel(model=model.eval(), description=description)
+
+
+def _read_description(file: Path) -> ModelDescription:
+    """Reads the description.
+
+    Raises:
+        ConfigError: It cannot be read, or another release wrote it.
+    """
+    try:
+        content = file.read_bytes()
+        found = json.loads(content).get("format")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{file}: not readable as JSON, got {error}; export the model again") from None
+    # Before anything else is looked at: another format may well have other keys.
+    if found != FORMAT:
         raise ConfigError(
-            f"{path}: no exported model, looked for '{file}'; give a run folder or its export folder"
+            f"{file}: format {found}, this release reads {FORMAT}; use the release that wrote it"
         )
     try:
-        description = ModelDescription.model_validate_json(file.read_bytes())
+        return ModelDescription.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{file}: {where or 'top level'}: {first['msg']}; export the model again") from None
-    if description.format != FORMAT:
-        raise ConfigError(
-            f"{file}: format {description.format}, this release reads {FORMAT}; use the release that wrote it"
-        )
-    model = TemporalFusionTransformer(description.size)
-    load_weights(model, folder / WEIGHTS)
-    return LoadedModel(model=model.eval(), description=description)

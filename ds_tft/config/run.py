@@ -43,9 +43,13 @@ class BarColumns(Section):
     """Names of the bar columns that `features: "ohlcv"` reads."""
 
     open: str = "open"
+    """First price of the step."""
     high: str = "high"
+    """Highest price."""
     low: str = "low"
+    """Lowest price."""
     close: str = "close"
+    """Last price; the target where none is named."""
     volume: str | None = "volume"
     """`null` asks for the smaller set of indicators that needs no volume."""
 
@@ -60,16 +64,21 @@ class DataSettings(Section):
     target: Names | None = None
     """Columns to forecast."""
     static_reals: Names = ()
+    """Numbers that stay the same within a series."""
     static_categories: Names = ()
+    """Categories that stay the same within a series; the columns of `series` are among them by themselves."""
     known_reals: Names = ()
-    """Numbers known for the horizon too, such as a planned price. Never inferred: a mistake here is leakage."""
+    """Numbers known for the horizon too, such as a planned price. Never inferred: a mistake is leakage."""
     known_categories: Names = ()
+    """Categories known for the horizon too, such as a holiday."""
     observed_reals: Names = ()
     """Numbers known for the past only."""
     observed_categories: Names = ()
+    """Categories known for the past only."""
     ignored: Names = ()
+    """Columns not to read."""
     other_columns: Literal["auto", "infer", "ignore"] = "auto"
-    """Columns named in no role: `infer` a role, or `ignore` them. `auto` ignores them for bars, else infers."""
+    """Columns named in no role: `infer` one, or `ignore` them. `auto` ignores them for bars, else infers."""
     weight: str | None = None
     """Column of non-negative weights of rows in the loss."""
     features: Literal["none", "ohlcv"] = "none"
@@ -78,14 +87,15 @@ class DataSettings(Section):
     calendar: Literal["auto", "none"] | tuple[CalendarFeature, ...] = "auto"
     """Calendar features of the time column as known inputs. `auto` adds them when nothing else is known."""
     timezone: str | None = None
-    """Zone in which calendar features are taken; `null` uses the time column's own."""
+    """Zone of the clock that calendar features and steps of days or longer follow; `null` uses the one of the
+    time column. With a zone, times stored without one are taken for UTC."""
     frequency: str = "auto"
-    """Step of the time column: `auto`, `index`, or a count and unit such as `1min`, `1h`, `1D`, `1B`, `1MS`."""
+    """Step of the time column: `auto`, `index`, or count and unit such as `1min`, `1h`, `1D`, `1B`, `1MS`."""
     duplicates: Literal["error", "first", "last"] = "error"
     """Several rows of one series at one time: refuse, or keep the first or last in file order."""
     missing: Literal["error", "drop", "fill"] = "fill"
-    """Nulls, NaN and infinities of inputs: refuse; drop every window that touches one; or carry the last value
-    forward and add an indicator input. Missing targets are never filled as labels."""
+    """Nulls, NaN and infinities of inputs: refuse; drop every window that touches one; or carry the last
+    value forward and add an indicator input. Missing targets are never filled as labels."""
     gaps: Literal["auto", "fill", "tolerate", "split", "error"] = "auto"
     """Missing time steps: insert rows (`fill`), treat neighbouring rows as consecutive (`tolerate`), end the
     segment (`split`), or refuse. `auto` tolerates for bars, else fills."""
@@ -97,7 +107,9 @@ class WindowSettings(Section):
     """Length of a window, in rows of a series."""
 
     encoder_length: Count = 60
+    """Rows of history that a forecast reads."""
     horizon: Count = 10
+    """Rows to forecast after the history."""
     min_encoder_length: Count | None = None
     """Shortest history used, padded and masked; `null` means half the encoder length, rounded up."""
     stride: Count = 1
@@ -109,7 +121,8 @@ class WindowSettings(Section):
     def _check(self) -> WindowSettings:
         if self.min_encoder_length is not None and self.min_encoder_length > self.encoder_length:
             raise ValueError(
-                f"min_encoder_length ({self.min_encoder_length}) is above encoder_length ({self.encoder_length})"
+                f"min_encoder_length ({self.min_encoder_length}) is above "
+                f"encoder_length ({self.encoder_length})"
             )
         return self
 
@@ -146,7 +159,9 @@ class TargetScaling(Section):
     """How the target is brought to unit scale; predictions are brought back exactly."""
 
     kind: Literal["standard", "robust", "none"] = "standard"
+    """As `scaling.reals`. With an anchor the scale is the size of the changes from it within the horizon."""
     per_series: bool = True
+    """Centre and scale of each series; one with fewer than 10 training values takes those of all."""
     transform: Literal["auto", "none", "log", "log1p"] = "auto"
     """Applied before scaling. `auto` is `log` for bars, else `none`."""
     anchor: Literal["auto", "none", "last", "mean"] = "auto"
@@ -158,7 +173,9 @@ class ScalingSettings(Section):
     """Scaling of the real inputs; statistics come from training rows only, in float64."""
 
     reals: Literal["standard", "robust", "none"] = "standard"
+    """Mean and standard deviation, median and interquartile range, or left as they are."""
     per_series: bool = False
+    """Centre and scale of each series instead of one for all; static inputs always share one."""
     clip: Annotated[float, Field(gt=0)] | None = 10.0
     """Largest magnitude of a scaled real input; `null` sets no limit."""
     target: TargetScaling = TargetScaling()
@@ -168,9 +185,13 @@ class ModelSettings(Section):
     """Sizes of the Temporal Fusion Transformer."""
 
     hidden_size: Count = 64
+    """Width of every layer; a multiple of `num_heads`."""
     num_heads: Count = 4
+    """Heads of the attention."""
     lstm_layers: Count = 1
+    """Layers of the LSTM encoder, and of the decoder."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of values dropped in training."""
     quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
     """Levels to forecast, in any order; they are sorted."""
 
@@ -191,7 +212,9 @@ class TrainingSettings(Section):
     """The loop: how long, how often it looks up, and from which seed."""
 
     epochs: Count = 20
+    """Most passes over the training windows."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of weights, order of windows and dropout."""
     patience: Annotated[int, Field(ge=0)] = 5
     """Validations without improvement before the run stops; 0 never stops early."""
     windows_per_epoch: Count | None = None
@@ -203,9 +226,11 @@ class TrainingSettings(Section):
     evaluation_batch_size: Count | None = None
     """Windows per forward in evaluation; `null` means the training micro-batch."""
     log_every_steps: Count = 10
+    """Optimizer steps between records of loss, speed and memory."""
     checkpoint_every_steps: Count | None = None
     """Checkpoints within an epoch, in optimizer steps, besides the one at its end."""
     keep_checkpoints: Count = 2
+    """Newest checkpoints to keep; older ones are removed."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Processes that assemble batches; 0 does it in the training process."""
     max_nonfinite_steps: Count = 10

@@ -50,6 +50,7 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
     known, clipped_known = preprocessor.known_scaler.transform(
         columns(rows, roles.known_reals), series, preprocessor.clip
     )
+    statics, clipped_statics = _static_reals(clean, preprocessor, numbers)
     flags, known_flags = _flags(clean, preprocessor)
     calendar = calendar_values(rows.times, preprocessor.layout.calendar, preprocessor.layout.zone)
     categories, unseen = _categories(clean, preprocessor)
@@ -65,7 +66,7 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
         observed_categories=_stack(categories, roles.observed_categories, rows.num_rows),
         known_reals=np.concatenate([known, known_flags, calendar], axis=1),
         known_categories=_stack(categories, roles.known_categories, rows.num_rows),
-        static_reals=_static_reals(clean, preprocessor, numbers),
+        static_reals=statics,
         static_categories=_stack(categories, preprocessor.layout.static_categories, len(clean.raw.ids.keys)),
         weights=_weights(rows, roles.weight),
         usable=clean.filled.usable,
@@ -73,7 +74,7 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
         center=center,
         scale=scale,
     )
-    clip_counts = {**clipped, **clipped_known}
+    clip_counts = {**clipped, **clipped_known, **clipped_statics}
     lines = [unseen_line(name, counts) for name, counts in unseen.items() if counts]
     if clip_counts:
         lines.append(_clip_line(clip_counts, preprocessor.clip))
@@ -130,16 +131,15 @@ def _categories(
 
 def _static_reals(
     clean: CleanRows, preprocessor: Preprocessor, numbers: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Scaled statics of each series: those of the file, then those of its bars at training: (S, V)."""
+) -> tuple[NDArray[np.float32], dict[str, int]]:
+    """Scales the statics of each series, those of the file, then those of its bars at training: (S, V)."""
     own = static_values(clean.raw.rows, preprocessor.layout.roles.static_reals, len(numbers))
     values = own
     if preprocessor.layout.bars is not None:
         at_training = np.array(preprocessor.bar_statics, dtype=np.float64)  # None becomes NaN
         unseen = np.full((1, at_training.shape[1]), np.nan)
         values = np.concatenate([own, np.concatenate([at_training, unseen])[numbers]], axis=1)
-    scaled, _ = preprocessor.static_scaler.transform(values, numbers, preprocessor.clip)
-    return scaled
+    return preprocessor.static_scaler.transform(values, numbers, preprocessor.clip)
 
 
 def _flags(clean: CleanRows, preprocessor: Preprocessor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -181,4 +181,5 @@ def _clip_line(counts: dict[str, int], clip: float | None) -> str:
     most = sorted(counts.items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {count:,}" for name, count in most)
     total = sum(counts.values())
-    return f"scaling: {total:,} values of {len(counts)} inputs limited to {clip} scales (most: {named})"
+    limit = "the range of float32" if clip is None else f"{clip} scales"
+    return f"scaling: {total:,} values of {len(counts)} inputs limited to {limit} (most: {named})"

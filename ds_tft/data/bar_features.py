@@ -27,7 +27,7 @@ class BarFeatures:
     names: tuple[str, ...]
     values: NDArray[np.float64]  # (N, V) NaN in warm-up rows
     completed_rows: int
-    """Incomplete bars that were taken for bars without a trade."""
+    """Incomplete bars of the file that were taken for bars without a trade."""
 
     def lines(self) -> list[str]:
         """Describes what was computed."""
@@ -63,14 +63,15 @@ def compute_bar_features(rows: Rows, bars: BarColumns) -> BarFeatures:
     values = np.full((rows.num_rows, len(names)), np.nan)
     completed = 0
     for series, where in _series_slices(rows):
-        filled, count = fill_missing_bars(_bars_of(rows, bars, where))
-        completed += count - int(rows.synthetic[where].sum())
+        of_series = _bars_of(rows, bars, where)
+        filled, _ = fill_missing_bars(of_series)
+        completed += _num_incomplete(of_series, rows.synthetic[where])
         try:
             values[where] = compute_indicators(filled)
         except DataError as error:
             name = rows.series_names[series]
             raise DataError(f"series '{name}': {error}" if name else str(error)) from None
-    return BarFeatures(names=names, values=values, completed_rows=max(completed, 0))
+    return BarFeatures(names=names, values=values, completed_rows=completed)
 
 
 def compute_bar_statics(rows: Rows, bars: BarColumns, train: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -81,6 +82,12 @@ def compute_bar_statics(rows: Rows, bars: BarColumns, train: NDArray[np.bool_]) 
         if of_series.whole().any():
             values[series] = bar_statics(of_series.rows(of_series.whole()))
     return values
+
+
+def _num_incomplete(bars: Bars, synthetic: NDArray[np.bool_]) -> int:
+    """Counts incomplete bars after the first whole one, those of synthetic rows (N,) left out."""
+    whole = bars.whole()
+    return int((np.maximum.accumulate(whole) & ~whole & ~synthetic).sum())
 
 
 def _series_slices(rows: Rows) -> list[tuple[int, slice]]:

@@ -1,4 +1,4 @@
-"""Steps of time without a row: filled, tolerated, or the end of a segment. Letters: N rows, M segments."""
+"""Steps of time without a row: filled, tolerated, or the end of a segment. Letters: N rows, M segments, S series."""
 
 from __future__ import annotations
 
@@ -63,19 +63,20 @@ def close_gaps(
     return insert_rows(split, np.append(to_fill, 0)[1:], frequency), counts
 
 
-def append_future(rows: Rows, steps: int, frequency: Frequency) -> Rows:
+def append_future(rows: Rows, steps: NDArray[np.int64] | int, frequency: Frequency) -> Rows:
     """Adds synthetic rows behind the end of every series, as room for a forecast.
 
     Args:
         rows: Rows with their segments.
-        steps: Rows to add to each series; they join its last segment.
+        steps: Rows to add to each series, one number for all or (S,); they join its last segment.
         frequency: Step of the time column.
 
     Returns:
         The longer rows.
     """
     after = np.zeros(rows.num_rows, dtype=np.int64)
-    after[np.diff(rows.series, append=-1) != 0] = steps
+    ends = np.diff(rows.series, append=-1) != 0
+    after[ends] = np.broadcast_to(steps, len(rows.series_names))[rows.series[ends]]
     return insert_rows(rows, after, frequency)
 
 
@@ -111,6 +112,7 @@ def insert_rows(rows: Rows, after: NDArray[np.int64], frequency: Frequency) -> R
         reals={name: _spread(values, old, len(new), np.nan) for name, values in rows.reals.items()},
         categories={name: _spread(codes, old, len(new), -1) for name, codes in rows.categories.items()},
         synthetic=_spread(rows.synthetic, old, len(new), True),
+        inserted=_spread(rows.inserted, old, len(new), True),
         segments=segments,
     )
 

@@ -36,12 +36,14 @@ def fill_missing(
     columns: Sequence[str],
     policy: Literal["error", "drop", "fill"],
     indicator_columns: Sequence[str] | None = None,
+    known: Sequence[str] = (),
 ) -> FilledRows:
     """Carries out the policy about missing values of inputs.
 
-    Synthetic rows take the last numbers and categories under every policy. A number with none before it in
-    its series stays NaN, for the caller to replace after scaling. A null category of the file stays -1: null
-    is a category too, such as the holiday of a day that is none.
+    Synthetic rows take the last numbers and categories under every policy; of categories in `known`, only
+    rows that the file does not have. A number with none before it in its series stays NaN, for the caller to
+    replace after scaling. A null category of the file stays -1: null is a category too, such as the holiday
+    of a day that is none.
 
     Args:
         rows: Rows with their segments.
@@ -50,6 +52,7 @@ def fill_missing(
             `fill` carries numbers forward.
         indicator_columns: Columns that get an indicator, as decided at training; None gives one to every
             column with missing values in the file under `fill`, and to none otherwise.
+        known: Inputs whose values behind the last target are the file's own: those known for the horizon.
 
     Returns:
         The rows, which of them windows may touch, the indicators and the counts.
@@ -61,9 +64,8 @@ def fill_missing(
     absent = {name: mask for name, mask in missing.items() if (mask & ~rows.synthetic).any()}  # in the file
     if policy == "error" and absent:
         raise _missing_error(rows, absent)
-    filled = _carry_forward(
-        rows, missing, rows.synthetic if policy == "drop" else np.ones_like(rows.synthetic)
-    )
+    where = rows.synthetic if policy == "drop" else np.ones_like(rows.synthetic)
+    filled = _carry_forward(rows, missing, where, known)
     unusable = np.zeros(rows.num_rows, dtype=np.bool_)
     if policy == "drop":
         for mask in absent.values():
@@ -87,7 +89,9 @@ def _missing(rows: Rows, name: str) -> NDArray[np.bool_]:
     return np.isnan(rows.reals[name]) if name in rows.reals else rows.categories[name] < 0
 
 
-def _carry_forward(rows: Rows, missing: dict[str, NDArray[np.bool_]], where: NDArray[np.bool_]) -> Rows:
+def _carry_forward(
+    rows: Rows, missing: dict[str, NDArray[np.bool_]], where: NDArray[np.bool_], known: Sequence[str]
+) -> Rows:
     """The rows with the last value of the series in place of missing ones, in the rows of `where`."""
     index = np.arange(rows.num_rows)
     first = np.maximum.accumulate(np.where(rows.starts_series(), index, 0))  # (N,) first row of the series
@@ -96,7 +100,8 @@ def _carry_forward(rows: Rows, missing: dict[str, NDArray[np.bool_]], where: NDA
         if name in reals and (mask & where).any():
             reals[name] = np.where(where, _last(reals[name], ~mask, first), reals[name])
         elif name in categories and rows.synthetic.any():
-            categories[name] = _last(categories[name], ~rows.synthetic, first)
+            own = ~(rows.inserted if name in known else rows.synthetic)
+            categories[name] = _last(categories[name], own, first)
     return replace(rows, reals=reals, categories=categories)
 
 

@@ -1,4 +1,4 @@
-"""A parquet source to training data, or to the data that a trained model forecasts from.
+"""A parquet source to training data.
 
 Letters: N rows, S series.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds_tft.config.run import CalendarFeature, DataSettings, RunSettings, TargetScaling
-from ds_tft.data.assemble import Assembled, assemble, columns, id_codes, observed_values
+from ds_tft.data.assemble import assemble, columns, id_codes, observed_values
 from ds_tft.data.bar_features import (
     BarFeatures,
     bar_feature_columns,
@@ -30,6 +30,7 @@ from ds_tft.data.raw import CleanRows, clean_rows, read_rows, static_codes, stat
 from ds_tft.data.scaling import RealScaler, TargetScaler
 from ds_tft.data.schema import TimeKind
 from ds_tft.data.split import Split, SplitBounds, split_bounds
+from ds_tft.data.statistics import Kind
 from ds_tft.data.table import Table
 from ds_tft.data.windows import WindowIndex, find_windows
 
@@ -47,14 +48,6 @@ class TrainingData:
     train_rows: NDArray[np.bool_]  # (N,) rows that scalers and baselines may learn from
     lines: tuple[str, ...]
     """What was read, cleaned, dropped and noticed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForecastData:
-    """A table to forecast from."""
-
-    table: Table
-    lines: tuple[str, ...]
 
 
 def prepare_training(source: ParquetSource, inferred: InferredRoles, settings: RunSettings) -> TrainingData:
@@ -98,7 +91,7 @@ def prepare_training(source: ParquetSource, inferred: InferredRoles, settings: R
     assembled = assemble(clean, features, preprocessor)
     windows, report = find_windows(assembled.table, settings.window, bounds)
     lines = (
-        *_source_lines(source, clean),
+        *source_lines(source, clean),
         *bounds.lines(),
         *report.lines(),
         *_feature_lines(features),
@@ -115,37 +108,6 @@ def prepare_training(source: ParquetSource, inferred: InferredRoles, settings: R
     )
 
 
-def prepare_forecast(source: ParquetSource, preprocessor: Preprocessor, future_steps: int) -> ForecastData:
-    """Reads and transforms data the way training did.
-
-    Args:
-        source: The parquet data; columns are found by name.
-        preprocessor: The state fitted at training.
-        future_steps: Rows to add behind each series, as room for a forecast.
-
-    Returns:
-        The table, and what was noticed.
-
-    Raises:
-        DataError: A column is absent, or the data does not suit the model.
-    """
-    layout = preprocessor.layout
-    raw = read_rows(source, layout.roles, layout.bar_columns)
-    clean = clean_rows(
-        raw,
-        layout.roles,
-        preprocessor.data,
-        gaps=layout.gaps,
-        bars=layout.bar_columns,
-        frequency=layout.step,
-        indicator_columns=layout.indicators,
-        future_steps=future_steps,
-    )
-    features = None if layout.bars is None else compute_bar_features(clean.raw.rows, layout.bars)
-    assembled: Assembled = assemble(clean, features, preprocessor)
-    return ForecastData(table=assembled.table, lines=(*_source_lines(source, clean), *assembled.lines))
-
-
 def _fit(
     clean: CleanRows,
     features: BarFeatures | None,
@@ -156,7 +118,7 @@ def _fit(
     """Fits scalers and categories on the training rows (N,)."""
     rows, roles, scaling = clean.rows, layout.roles, settings.scaling
     num_series = len(clean.raw.ids.keys)
-    statics, bar_rows = _fit_statics(clean, layout, train)
+    statics, bar_rows = _fit_statics(clean, layout, scaling.reals, train)
     target = resolve_target_scaling(scaling.target, layout.bars is not None)
     observed_names = roles.observed_reals + (() if features is None else features.names)
 
@@ -210,7 +172,7 @@ def _fit_target(
 
 
 def _fit_statics(
-    clean: CleanRows, layout: Layout, train: NDArray[np.bool_]
+    clean: CleanRows, layout: Layout, kind: Kind, train: NDArray[np.bool_]
 ) -> tuple[RealScaler, tuple[StaticRow, ...]]:
     """Fits the scaler of the statics over series with training rows; also returns the bar statics."""
     num_series = len(clean.raw.ids.keys)
@@ -227,7 +189,7 @@ def _fit_statics(
         np.zeros(num_series, dtype=np.int32),
         _series_with_rows(clean, train),
         names=layout.static_reals,
-        kind="standard",
+        kind=kind,
         per_series=False,
         num_series=1,
     )
@@ -283,8 +245,8 @@ def _calendar(data: DataSettings, frequency: Frequency, kind: TimeKind) -> tuple
     return BARS_CALENDAR if data.features == "ohlcv" else auto_calendar(frequency)
 
 
-def _source_lines(source: ParquetSource, clean: CleanRows) -> tuple[str, ...]:
-    """What was read and cleaned."""
+def source_lines(source: ParquetSource, clean: CleanRows) -> tuple[str, ...]:
+    """Says what was read and cleaned, one line each."""
     files = f"{len(source.files)} files" if len(source.files) > 1 else "1 file"
     first = (
         f"rows: {source.num_rows:,} in {files}, {len(clean.raw.ids.keys):,} series, "
@@ -300,7 +262,9 @@ def _feature_lines(features: BarFeatures | None) -> tuple[str, ...]:
 
 def _scaler_lines(preprocessor: Preprocessor) -> tuple[str, ...]:
     """What the scalers found odd."""
-    scalers = (preprocessor.observed_scaler, preprocessor.known_scaler)
+    scalers = [preprocessor.observed_scaler, preprocessor.known_scaler]
+    if len(preprocessor.series_keys) > 1:  # every static is constant in a single series
+        scalers.append(preprocessor.static_scaler)
     constant = [name for scaler in scalers for name in scaler.constant_columns]
     empty = [name for scaler in scalers for name in scaler.empty_columns]
     lines = []

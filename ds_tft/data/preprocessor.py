@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 from ds_tft.config.run import BarColumns, CalendarFeature, DataSettings, WindowSettings
 from ds_tft.data.bar_features import bar_feature_columns
+from ds_tft.data.bar_statics import bar_static_names
 from ds_tft.data.calendar import calendar_columns
 from ds_tft.data.categories import CategoryMap
 from ds_tft.data.frequency import Frequency
-from ds_tft.data.bar_statics import bar_static_names
 from ds_tft.data.indicators import indicator_names
 from ds_tft.data.scaling import RealScaler, TargetScaler
 from ds_tft.data.schema import Roles, TimeKind

@@ -1,7 +1,7 @@
 """From a parquet source to cleaned rows: columns in their roles, sorted, gaps and missing values dealt with.
 
 Training and forecasting go through here alike; what training settles (frequency, indicator columns) is handed
-in by a forecast. Letters: N rows, V columns.
+in by a forecast. Letters: N rows, V columns, S series.
 """
 
 from __future__ import annotations
@@ -113,9 +113,10 @@ def clean_rows(
         gaps: The policy about gaps, `auto` resolved.
         bars: Columns that bar features are computed from; they are completed as bars, not carried forward.
         frequency: Step of the time column as settled at training; None infers it.
-        indicator_columns: Columns with an indicator of missing values as settled at training; None gives one to
-            each column that needs it.
-        future_steps: Rows to add behind each series, as room for a forecast.
+        indicator_columns: Columns with an indicator of missing values as settled at training; None gives one
+            to each column that needs it.
+        future_steps: Rows that each series must have behind its last target, as room for a forecast; those
+            that the file lacks are added.
 
     Returns:
         The rows and all counts.
@@ -131,11 +132,13 @@ def clean_rows(
         )
     closed, gap_counts = close_gaps(rows, gaps, settings.max_gap_steps, frequency)
     if future_steps:
-        closed = append_future(closed, future_steps, frequency)
+        given = closed.series[behind_last_target(closed, roles.target)]
+        room = np.bincount(given, minlength=len(closed.series_names))  # (S,) rows of the file for the horizon
+        closed = append_future(closed, np.maximum(future_steps - room, 0), frequency)
     inputs = _inputs(roles, bars)
     if indicator_columns is None:
         indicator_columns = _needing_indicator(closed, inputs, bars) if settings.missing == "fill" else ()
-    filled = fill_missing(closed, inputs, settings.missing, indicator_columns)
+    filled = fill_missing(closed, inputs, settings.missing, indicator_columns, roles.known_categories)
     return CleanRows(
         raw=replace(raw, rows=closed),
         filled=filled,
@@ -144,6 +147,20 @@ def clean_rows(
             out_of_order=raw.out_of_order, duplicates=duplicates, gaps=gap_counts, missing=filled.counts
         ),
     )
+
+
+def behind_last_target(rows: Rows, targets: Sequence[str]) -> NDArray[np.bool_]:
+    """Finds the rows (N,) that come after the last value of any target in their series.
+
+    A series without any target has none: its rows are missing values, not room to forecast.
+    """
+    has_target = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name in targets:
+        has_target |= np.isfinite(rows.reals[name])
+    last = np.full(len(rows.series_names), rows.num_rows, dtype=np.int64)
+    with_target = np.flatnonzero(has_target)
+    last[rows.series[with_target]] = with_target  # ascending, so that the last one stays
+    return np.arange(rows.num_rows) > last[rows.series]
 
 
 def static_values(rows: Rows, names: Sequence[str], num_series: int) -> NDArray[np.float64]:
@@ -196,15 +213,7 @@ def _refuse_changing(rows: Rows, name: str, differs: NDArray[np.bool_], known: N
 
 def _mark_horizon_rows(rows: Rows, targets: Sequence[str]) -> Rows:
     """Takes rows after a series' last target for room to forecast, not for rows with missing values."""
-    has_target = np.zeros(rows.num_rows, dtype=np.bool_)
-    for name in targets:
-        has_target |= np.isfinite(rows.reals[name])
-    last = np.full(len(rows.series_names), -1, dtype=np.int64)
-    with_target = np.flatnonzero(has_target)
-    last[rows.series[with_target]] = with_target  # ascending, so that the last one stays
-    beyond = np.arange(rows.num_rows) > last[rows.series]
-    # A series without any target is not room to forecast: its rows are missing values.
-    beyond &= last[rows.series] >= 0
+    beyond = behind_last_target(rows, targets)
     return replace(rows, synthetic=rows.synthetic | beyond) if beyond.any() else rows
 
 
@@ -225,7 +234,7 @@ def _inputs(roles: Roles, bars: Sequence[str]) -> tuple[str, ...]:
 
 
 def _needing_indicator(rows: Rows, inputs: Sequence[str], bars: Sequence[str]) -> tuple[str, ...]:
-    """Real inputs with missing values of their own. An incomplete bar is a bar without a trade: no indicator."""
+    """Real inputs with missing values of their own; an incomplete bar is a bar without a trade."""
     return tuple(
         name
         for name in inputs

@@ -25,7 +25,8 @@ class Rows:
     series_names: tuple[str, ...]  # for messages; empty text where the file is one series
     reals: Mapping[str, NDArray[np.float64]]  # (N,) each, NaN where missing
     categories: Mapping[str, NDArray[np.int32]]  # (N,) codes each, -1 where missing
-    synthetic: NDArray[np.bool_]  # (N,) True for rows put in for gaps or beyond the end of the file
+    synthetic: NDArray[np.bool_]  # (N,) True for rows put in, and for those behind a series' last target
+    inserted: NDArray[np.bool_]  # (N,) True for rows put in, which the file does not have
     segments: NDArray[np.int64]  # (M, 3): series, first row, row after the last; together they cover all rows
 
     @property
@@ -56,6 +57,7 @@ class Rows:
             reals={name: values[index] for name, values in self.reals.items()},
             categories={name: codes[index] for name, codes in self.categories.items()},
             synthetic=self.synthetic[index],
+            inserted=self.inserted[index],
             segments=segments_between(series, np.diff(series, prepend=-1) != 0),
         )
 
@@ -95,6 +97,7 @@ def sort_rows(
         reals=reals,
         categories=categories,
         synthetic=np.zeros(len(times), dtype=np.bool_),
+        inserted=np.zeros(len(times), dtype=np.bool_),
         segments=np.empty((0, 3), dtype=np.int64),
     )
     return rows.take(order), out_of_order

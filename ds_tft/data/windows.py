@@ -8,6 +8,7 @@ Letters: N rows, M segments, C possible windows, n windows, K horizon, O targets
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ class WindowReport:
 
 
 def find_windows(
-    table: Table, window: WindowSettings, bounds: SplitBounds
+    table: Table, window: WindowSettings, bounds: SplitBounds, required: Sequence[Split] = SPLITS
 ) -> tuple[dict[Split, WindowIndex], WindowReport]:
     """Finds the windows of every split.
 
@@ -90,17 +91,18 @@ def find_windows(
         table: The prepared data.
         window: Lengths and strides.
         bounds: The periods, embargo included.
+        required: Splits that must have windows if they are on.
 
     Returns:
         The windows of each split (none for a split that is off), and what became of the others.
 
     Raises:
-        DataError: A split that is on has no window.
+        DataError: A required split that is on has no window.
     """
     origins, segment = _possible_origins(table.segments, window.horizon)
     lengths, failed = _fit(table, window, origins, table.segments[segment, 1])
     labelled = np.isfinite(table.targets).any(axis=1) & ~table.synthetic & (table.weights > 0)
-    failed[NO_LABEL] = ~_any_ahead(labelled, origins, window.horizon)
+    failed[NO_LABEL] = ~any_ahead(labelled, origins, window.horizon)
     split_of, on_stride = _assign(table, window, bounds, origins, segment)
     failed[ACROSS] = split_of < 0
     failed[OFF_STRIDE] = ~on_stride
@@ -115,7 +117,7 @@ def find_windows(
         short_segments=_num_short_segments(table, window),
         series_without_windows=_num_series_without(table, origins[fits]),
     )
-    _check_splits(window, bounds, report)
+    _check_splits(window, bounds, report, required)
     return index, report
 
 
@@ -166,6 +168,12 @@ def windows_between(
     return _forecast_windows(table, window, origins, int((last_target < 0).sum()))
 
 
+def any_ahead(flags: Flags, origins: Rows, horizon: int) -> Flags:
+    """Says for each origin (n,) whether any of the K rows after it is flagged in `flags` (N,)."""
+    before = np.append(0, np.cumsum(flags))
+    return before[np.minimum(origins + horizon + 1, len(flags))] > before[origins + 1]
+
+
 def _forecast_windows(
     table: Table, window: WindowSettings, origins: Rows, no_target: int
 ) -> tuple[WindowIndex, WindowReport]:
@@ -204,15 +212,9 @@ def _fit(
     available = origins - np.maximum(first - 1, last_blocked[origins])
     failed = {
         TOO_SHORT: origins + 1 - first < window.shortest_history,
-        UNUSABLE: (available < window.shortest_history) | _any_ahead(~table.usable, origins, window.horizon),
+        UNUSABLE: (available < window.shortest_history) | any_ahead(~table.usable, origins, window.horizon),
     }
     return np.minimum(available, window.encoder_length).astype(np.int32), failed
-
-
-def _any_ahead(flags: Flags, origins: Rows, horizon: int) -> Flags:
-    """Whether any of the K rows after each origin is flagged."""
-    before = np.append(0, np.cumsum(flags))
-    return before[np.minimum(origins + horizon + 1, len(flags))] > before[origins + 1]
 
 
 def _assign(
@@ -270,9 +272,11 @@ def _num_series_without(table: Table, origins: Rows) -> int:
     return len(table.series_keys) - len(np.unique(table.series_of_row[origins]))
 
 
-def _check_splits(window: WindowSettings, bounds: SplitBounds, report: WindowReport) -> None:
-    """Refuses a split that is on and has no window."""
-    for split in SPLITS:
+def _check_splits(
+    window: WindowSettings, bounds: SplitBounds, report: WindowReport, required: Sequence[Split]
+) -> None:
+    """Refuses a required split that is on and has no window."""
+    for split in required:
         if bounds.has(split) and not report.kept[split]:
             start, last = (time_text(t, bounds.kind) for t in (bounds.period(split)[0], bounds.last_time))
             raise DataError(

@@ -109,20 +109,22 @@ def make_baselines(
     Returns:
         Baselines by name: `last value`, `naive quantiles` (last value plus quantiles of its k-step changes),
         `unconditional quantiles`; with a season also `seasonal naive` (the value of the last season that is
-        known at the origin) and `seasonal quantiles` (that, plus quantiles of its changes).
+        known at the origin) and `seasonal quantiles` (that, plus quantiles of its changes). Without any
+        training row, those with quantiles are left out.
     """
     levels = np.asarray(quantiles, dtype=np.float64)
     steps = np.arange(1, horizon + 1)
-    baselines: dict[str, Baseline] = {
-        "last value": _point(table, steps, levels),
-        "naive quantiles": _with_changes(table, train_rows, steps, levels),
-        "unconditional quantiles": _unconditional(table, train_rows, horizon, levels),
-    }
+    can_learn = bool(train_rows.any())
+    baselines: dict[str, Baseline] = {"last value": _point(table, steps, levels)}
+    if can_learn:
+        baselines["naive quantiles"] = _with_changes(table, train_rows, steps, levels)
+        baselines["unconditional quantiles"] = _unconditional(table, train_rows, horizon, levels)
     if season is not None:
         assert season >= 1
         lags = season * -(-steps // season)  # the fewest whole seasons that reach back to the origin
         baselines["seasonal naive"] = _point(table, lags, levels)
-        baselines["seasonal quantiles"] = _with_changes(table, train_rows, lags, levels)
+        if can_learn:
+            baselines["seasonal quantiles"] = _with_changes(table, train_rows, lags, levels)
     return baselines
 
 

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ds_tft.data.scaling import TargetScaler
 from ds_tft.data.table import Table
 from ds_tft.forecast.metrics import Floats, as_batch, median_index, or_nan, pinball_loss, sort_quantiles
 from ds_tft.forecast.rows import rows_with_earlier, segment_of_row
+
+
+@dataclass(frozen=True, slots=True)
+class SeasonalScale:
+    """What the seasonal naive forecast gets wrong within the training rows of each series."""
+
+    season: int
+    """Rows per season."""
+    error: Floats  # (S, O) mean absolute error in original units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +115,23 @@ class ScaledErrors:
             f"SQL and MASE: {left_out} of {seen.any(1).sum()} series left out; "
             "the seasonal naive error in their training rows is 0 or unknown",
         )
+
+
+def seasonal_scale(
+    table: Table, target: TargetScaler, train_rows: NDArray[np.bool_], season: int | None
+) -> SeasonalScale | None:
+    """Returns the scale of each series in original units; None where there is no season.
+
+    Args:
+        table: The prepared data.
+        target: Brings its targets back to original units.
+        train_rows: (N,) rows whose targets may be used.
+        season: Rows per season.
+    """
+    if season is None:
+        return None
+    error = seasonal_naive_error(target.inverse(table.targets), table, train_rows, season)
+    return SeasonalScale(season, error)
 
 
 def seasonal_naive_error(values: Floats, table: Table, train_rows: NDArray[np.bool_], season: int) -> Floats:

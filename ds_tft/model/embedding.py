@@ -5,15 +5,12 @@ Letters: B batch, T time steps (absent for static variables), V variables, C cat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from ds_tft.model.initialisation import xavier_uniform_
 
 
 class VariableEmbedding(nn.Module):
@@ -47,11 +44,11 @@ class VariableEmbedding(nn.Module):
         self.register_buffer("first_rows", torch.tensor(first_rows[:-1], dtype=torch.int64), persistent=False)
         self.weight = self.bias = self.table = None
         if num_reals:
-            self.weight = nn.Parameter(xavier_uniform_(torch.empty(num_reals, hidden_size), 1, hidden_size))
+            self.weight = nn.Parameter(torch.empty(num_reals, hidden_size).uniform_(-1, 1))
             # Not zero: at x = 0, the mean, the layer norm that follows would blow up a vector of nothing.
-            self.bias = nn.Parameter(xavier_uniform_(torch.empty(num_reals, hidden_size), 1, hidden_size))
+            self.bias = nn.Parameter(torch.empty(num_reals, hidden_size).uniform_(-1, 1))
         if self.cardinalities:
-            table = torch.empty(first_rows[-1], hidden_size).normal_(std=1 / math.sqrt(hidden_size))
+            table = torch.empty(first_rows[-1], hidden_size).uniform_(-1, 1)
             # Unseen values start as the mean of the seen ones.
             table[self.first_rows] = 0.0
             self.table = nn.Parameter(table)

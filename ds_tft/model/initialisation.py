@@ -1,4 +1,4 @@
-"""How parameters start: Xavier-uniform matrices, orthogonal recurrent ones, zero biases, open forget gates.
+"""How weights start: Xavier-uniform matrices, orthogonal recurrent ones, zero biases, open forget gates.
 
 Every matrix of the paper is initialised by its own fan-in and fan-out, also where several share one tensor:
 the slice of each variable, the two halves of a gated linear unit, the four gates of an LSTM, the heads of
@@ -25,6 +25,14 @@ def dense(input_size: int, output_size: int, *, parts: int = 1, bias: bool = Tru
     xavier_uniform_(layer.weight, input_size, output_size // parts)
     if bias:
         nn.init.zeros_(layer.bias)
+    return layer
+
+
+def quantile_head(hidden_size: int, num_outputs: int) -> nn.Linear:
+    """Builds the last layer, small enough for the first forecasts to lie near the labels' centre, 0."""
+    layer = nn.Linear(hidden_size, num_outputs)
+    nn.init.uniform_(layer.weight, -1 / math.sqrt(hidden_size), 1 / math.sqrt(hidden_size))
+    nn.init.zeros_(layer.bias)
     return layer
 
 

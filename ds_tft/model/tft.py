@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ds_tft.model.attention import InterpretableAttention, visible_keys
 from ds_tft.model.embedding import VariableEmbedding
 from ds_tft.model.grn import GatedAddNorm, GatedResidualNetwork
-from ds_tft.model.initialisation import dense
+from ds_tft.model.initialisation import quantile_head
 from ds_tft.model.inputs import ModelInputs, ModelSize
 from ds_tft.model.recurrent import Recurrent
 from ds_tft.model.static_encoder import StaticContexts, StaticEncoder
@@ -87,7 +87,7 @@ class TemporalFusionTransformer(nn.Module):
         self.attention_gate = GatedAddNorm(hidden, hidden, dropout)
         self.position_wise = GatedResidualNetwork(hidden, hidden, hidden, dropout)
         self.output_gate = GatedAddNorm(hidden, hidden, dropout=0.0)
-        self.quantile_head = dense(hidden, size.num_targets * len(size.quantiles), parts=size.num_targets)
+        self.quantile_head = quantile_head(hidden, size.num_targets * len(size.quantiles))
 
     def forward(self, inputs: ModelInputs) -> Tensor:
         """Returns the forecast in model units."""

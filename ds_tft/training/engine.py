@@ -63,30 +63,55 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
             engine.lr_scheduler.step()
             engine.lr_scheduler.step()
     if not engine.zero_optimization() and not engine.fp16_enabled():
-        _skip_nonfinite_updates(engine.optimizer)
+        _complete_stage_0(engine)
     for module in engine.module.modules():
         if isinstance(module, nn.LSTM):
             module.flatten_parameters()  # the engine moved the weights; packed once here, not in every call
     return engine
 
 
-def _skip_nonfinite_updates(optimizer: torch.optim.Optimizer) -> None:
-    """Gives ZeRO stage 0 what the other stages have: an update with a non-finite gradient is left out and counted.
+@contextmanager
+def whole_weights(engine: Any) -> Iterator[nn.Module]:
+    """Gives the model with all of its weights, also where ZeRO stage 3 spreads them over the processes.
 
-    The engine reads `overflow` of its optimizer after each step; torch's own optimizers have none.
+    Args:
+        engine: The DeepSpeed engine. Every process must enter this.
+
+    Yields:
+        The model, to be read and not changed.
     """
-    update = optimizer.step
+    import deepspeed
+
+    spread = engine.zero_optimization_stage() == 3
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled=spread):
+        yield engine.module
+
+
+def _complete_stage_0(engine: Any) -> None:
+    """Gives ZeRO stage 0 what the others have: the gradient's norm, and updates left out where it is not finite.
+
+    The engine reads `overflow` and `_global_grad_norm` of its optimizer after each step; torch's own have neither.
+    """
+    optimizer, update, largest_norm = engine.optimizer, engine.optimizer.step, engine.gradient_clipping()
 
     def step() -> None:
-        gradients = [
-            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
-        optimizer.overflow = not bool(torch.stack([g.isfinite().all() for g in gradients]).all())  # type: ignore[attr-defined]
-        if not optimizer.overflow:  # type: ignore[attr-defined]
-            update()
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        optimizer._global_grad_norm = norm
+        optimizer.overflow = not bool(norm.isfinite())
+        if optimizer.overflow:
+            return
+        if largest_norm:
+            nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
+        update()
 
-    optimizer.overflow = False  # type: ignore[attr-defined]
-    optimizer.step = step  # type: ignore[method-assign,assignment]
+    optimizer.overflow = False
+    optimizer.step = step
+    engine.clip_fp32_gradients = _do_nothing  # the engine would clip before `step` sees the norm
+
+
+def _do_nothing() -> None:
+    """Takes the place of what is done elsewhere."""
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ds_tft.errors import ConfigError
 from ds_tft.export import ModelDescription, load_weights, write_export
 from ds_tft.forecast.baselines import make_baselines
 from ds_tft.forecast.evaluate import Evaluation, evaluate, write_evaluation
+from ds_tft.forecast.scaled_errors import seasonal_scale
 from ds_tft.forecast.summary import RunSummary, print_summary
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.model.inputs import ModelSize
@@ -129,6 +130,11 @@ class _Run:
             self._finish(log, trainer, seconds, evaluation, num_parameters)
         engine.destroy()
 
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Windows per forward in evaluation."""
+        return self.settings.training.evaluation_batch_size or self.batch.micro_batch
+
     def _total_steps(self) -> int:
         """Updates of the whole run."""
         training = self.settings.training
@@ -209,6 +215,7 @@ class _Run:
                 bounds=self.data.bounds,
                 step=state.best_step or state.step,
                 validation_loss=state.best_loss,
+                batch_size=self.evaluation_batch_size,
             )
             write_export(self.folder / "export", model, description)
         return model.to(self.device)
@@ -218,12 +225,14 @@ class _Run:
         windows = self.data.windows["test"]
         if not len(windows):
             return None
+        table, train_rows = self.data.table, self.data.train_rows
+        season = self.data.preprocessor.layout.step.seasonal_periods()
         baselines = make_baselines(
-            self.data.table,
-            self.data.train_rows,
+            table,
+            train_rows,
             horizon=self.settings.window.horizon,
             quantiles=self.quantiles,
-            season=self.data.preprocessor.layout.step.seasonal_periods(),
+            season=season,
         )
         return evaluate(
             model,
@@ -231,7 +240,8 @@ class _Run:
             windows,
             self.quantiles,
             baselines,
-            batch_size=self.settings.training.evaluation_batch_size or self.batch.micro_batch,
+            batch_size=self.evaluation_batch_size,
+            scale=seasonal_scale(table, self.builder.target, train_rows, season),
             rank=self.place.rank,
             world_size=self.place.world_size,
         )
@@ -267,6 +277,7 @@ class _Run:
             targets=self.data.preprocessor.layout.roles.target,
             model=None if evaluation is None else evaluation.model,
             baselines=() if evaluation is None else evaluation.baselines,
+            scaled=None if evaluation is None else evaluation.scaled,
             run_folder=str(self.folder),
             next_commands=self._next_commands(),
         )

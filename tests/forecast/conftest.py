@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from ds_tft.data.table import Table
 
@@ -41,3 +42,12 @@ def _table(pieces: Sequence[tuple[int, np.ndarray]], scale: Sequence[float]) -> 
 @pytest.fixture
 def build_table() -> Callable[[Sequence[tuple[int, np.ndarray]], Sequence[float]], Table]:
     return _table
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models of a few numbers: threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

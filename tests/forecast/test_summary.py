@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ds_tft.forecast.evaluate import ScaledComparison
 from ds_tft.forecast.metrics import ErrorReport, ForecastErrors
+from ds_tft.forecast.scaled_errors import ScaledErrors, ScaledReport
 from ds_tft.forecast.summary import RunSummary, print_summary
 
 LEVELS = (0.1, 0.5, 0.9)
@@ -52,7 +54,7 @@ def printed(summary: RunSummary, *, terminal: bool = False) -> str:
 
 
 def rows(text: str, name: str) -> list[list[str]]:
-    """Cells of the rows of that name: in the loss table, then in the q-risk table."""
+    """Cells of the rows of that name: in the tables of the loss, of the q-risk and of the errors."""
     lines = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
     return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
 
@@ -79,18 +81,19 @@ def test_scores_stand_beside_the_best_baseline_of_each_column():
     text = printed(summary_of())
     assert rows(text, "loss") == [["P10", "P50", "P90", "mean"]]
     assert rows(text, "q-risk") == [["P10", "P50", "P90", "mean"]]
-    loss, q_risk = rows(text, "this model")
+    loss, q_risk, errors = rows(text, "this model")
     assert loss == ["0.9000", "0.5000", "0.1000", "0.5000"]
     assert q_risk == ["0.1800", "0.1000", "0.02000", "0.1000"]
+    assert errors == ["1.000", "1.000"]
     assert rows(text, "seasonal naive")[0] == ["3.600", "2.000", "0.4000", "2.000"]
-    assert rows(text, "model / best baseline") == [["0.5000"] * 4] * 2
+    assert rows(text, "model / best baseline") == [["0.5000"] * 4] * 2 + [["0.5000"] * 2]
     worse = printed(summary_of(model=errors_of(8.0)))
-    assert rows(worse, "model / best baseline") == [["4.000"] * 4] * 2
+    assert rows(worse, "model / best baseline") == [["4.000"] * 4] * 2 + [["4.000"] * 2]
 
 
 def test_a_perfect_baseline_gives_no_ratio():
     text = printed(summary_of(baselines=(("last value", errors_of(0.0)),)))
-    assert rows(text, "model / best baseline") == [["n/a"] * 4] * 2
+    assert rows(text, "model / best baseline") == [["n/a"] * 4] * 2 + [["n/a"] * 2]
 
 
 def test_plain_text_is_100_wide_whatever_the_console_says():
@@ -127,3 +130,21 @@ def test_coverage_of_the_widest_interval():
 
 def test_no_test_period_is_said():
     assert "Test: no windows" in printed(summary_of(model=None))
+
+
+def test_errors_in_seasons_stand_beside_the_others_where_there_is_a_season():
+    def scaled(offset: float) -> ScaledReport:
+        errors = ScaledErrors(LEVELS, np.array([[4.0]]))
+        errors.add(np.full((4, 1, 1), 10.0), np.full((4, 1, 1, 3), 10.0 + offset), np.zeros(4, np.int64))
+        return errors.result()
+
+    comparison = ScaledComparison(
+        season=7,
+        model=scaled(1.0),
+        baselines=(("last value", scaled(2.0)), ("seasonal naive", scaled(4.0))),
+    )
+    text = printed(summary_of(scaled=comparison))
+    assert rows(text, "error") == [["MAE", "RMSE", "MASE", "SQL"]]
+    assert rows(text, "this model")[2] == ["1.000", "1.000", "0.2500", "0.2500"]
+    assert rows(text, "model / best baseline")[2] == ["0.5000"] * 4
+    assert "the value of 7 rows earlier" in text.replace("\n", " ")

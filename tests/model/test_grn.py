@@ -41,11 +41,18 @@ def test_stacked_equals_a_loop_over_variables() -> None:
     torch.testing.assert_close(stacked(x[:, 0]), expected[:, 0], rtol=0, atol=1e-12)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    stacked, x = StackedGRN(3, 8, dropout=0.5), torch.randn(4, 3, 8)
-    assert not torch.equal(stacked(x), stacked(x))
-    stacked.eval()
-    assert torch.equal(stacked(x), stacked(x))
+def test_dropout_acts_on_eta1_and_in_training_only() -> None:
+    grn, stacked, x = (
+        GatedResidualNetwork(6, 6, 6, dropout=1.0),
+        StackedGRN(3, 6, dropout=1.0),
+        torch.randn(4, 3, 6),
+    )
+    for network, gate_bias in ((grn, grn.gated_norm.gate.bias), (stacked, stacked.gate_bias)):
+        torch.nn.init.normal_(gate_bias)
+        # With eta1 dropped whole, the skip connection and the gate's bias are left.
+        left = F.layer_norm(x + F.glu(gate_bias, -1), (6,))
+        torch.testing.assert_close(network(x), left)
+        assert (network.eval()(x) - left).abs().max() > 0.01
 
 
 def test_matrices_that_share_a_tensor_are_initialised_one_by_one() -> None:

@@ -125,6 +125,36 @@ def test_each_block_runs_once_and_through_its_own_forward() -> None:
     assert sorted(calls) == sorted([*BLOCKS, "known_embedding"])  # once for the history, once for the horizon
 
 
+def test_wiring() -> None:
+    model, seen = build(), {}
+    for name, block in model.named_children():
+        block.register_forward_hook(lambda _, args, out, name=name: seen.update({name: (args, out)}))
+    prediction = model(random_inputs(SMALL))
+    inputs, outputs = ({name: pair[i] for name, pair in seen.items()} for i in (0, 1))
+    history, future = outputs["history_selection"][0], outputs["future_selection"][0]
+    selection, enrichment, hidden, cell = outputs["static_encoder"]
+    encoded, last_hidden, last_cell = outputs["lstm_encoder"]
+    temporal, enriched = outputs["lstm_gate"], outputs["static_enrichment"]
+    expected = {
+        "static_encoder": [outputs["static_selection"][0]],
+        "lstm_encoder": [history, hidden.expand(2, 4, 8), cell.expand(2, 4, 8)],
+        "lstm_decoder": [future, last_hidden, last_cell],
+        "lstm_gate": [torch.cat([encoded, outputs["lstm_decoder"][0]], 1), torch.cat([history, future], 1)],
+        "static_enrichment": [temporal, enrichment],
+        "attention": [enriched[:, 5:], enriched],
+        "attention_gate": [outputs["attention"][0], enriched[:, 5:]],
+        "position_wise": [outputs["attention_gate"]],
+        "output_gate": [outputs["position_wise"], temporal[:, 5:]],
+        "quantile_head": [outputs["output_gate"]],
+    }
+    for name, tensors in expected.items():
+        for actual, tensor in zip(inputs[name], tensors, strict=False):
+            assert torch.equal(actual, tensor), name
+    assert inputs["history_selection"][2] is selection
+    assert inputs["future_selection"][2] is selection
+    assert torch.equal(prediction.flatten(2), outputs["quantile_head"])
+
+
 def test_blocks_can_be_recomputed_from_outside() -> None:
     size = replace(SMALL, dropout=0.3)
     plain, inputs = build(size), random_inputs(size, lengths=[5, 3, 2, 5])
@@ -278,6 +308,14 @@ def test_gradients_equal_finite_differences() -> None:
 
     arguments = (inputs.observed_reals.requires_grad_(), *model.parameters())
     assert torch.autograd.gradcheck(predict, arguments, fast_mode=True)
+
+
+def test_no_dropout_after_the_last_gate() -> None:
+    model = build(replace(SMALL, dropout=0.3))
+    shares = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    assert shares.pop("output_gate.dropout") == 0
+    assert set(shares.values()) == {0.3}
+    assert len(shares) == 3 * 2 + 4 + 4  # selections, static encoder, the rest
 
 
 def test_learns_what_the_inputs_tell() -> None:

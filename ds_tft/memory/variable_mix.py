@@ -1,0 +1,185 @@
+"""The mix of all variables, run chunk by chunk, as one node of the autograd graph.
+
+Forward keeps its inputs and a seed. Backward runs a chunk again and then through it in reverse
+(`variable_networks.py`), and writes the gradient of each parameter once. Nothing grows with the batch but
+tensors of shape (R, V) and, up to a limit, the buffers of one chunk.
+
+What is given up: forward runs twice. What is not: the result is the plain one, up to the order of additions.
+
+Letters: V variables, Vr real and Vc categorical ones, N rows of the categorical tables, R rows (batch x
+time), H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ds_tft.memory.buffers import Precision, Workspace
+from ds_tft.memory.chunks import ChunkSize, Span, spans
+from ds_tft.memory.dropout_mask import SeededDropout
+from ds_tft.memory.variable_networks import (
+    Chunk,
+    ChunkNetworks,
+    NetworkParameters,
+    add_to_mix,
+    layers_backward,
+    norm_backward,
+    run_networks,
+)
+from ds_tft.memory.variables import CategoricalVariables, ChunkPlace, RealVariables, Variables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixPlan:
+    """How a mix is computed."""
+
+    chunk: ChunkSize
+    precision: Precision
+    table_bounds: tuple[int, ...]
+    """Row of the table at which each categorical variable begins, and in the end that behind the last one."""
+    dropout: float
+    """Share of the second layer's values to drop; 0 draws no masks."""
+    seed: int
+    """Of the dropout masks."""
+    fold: bool
+    """Merge second and gate layer; for results without gradients and dropout."""
+
+
+class MixInputs(NamedTuple):
+    """Tensors that a mix is computed from; or their gradients."""
+
+    weights: Tensor  # (R, V) selection weights
+    reals: Tensor  # (R, Vr)
+    rows: Tensor  # (R, Vc) int32, row of the table
+    lines: Tensor  # (Vr, 2, H) embeddings of real variables
+    hidden_lines: Tensor  # (Vr, 2, H) the same after the first layer
+    table: Tensor  # (N, H) embeddings of categorical variables
+    hidden_table: Tensor  # (N, H) the same after the first layer
+    output_weight: Tensor  # (V, H, H)
+    output_bias: Tensor  # (V, H)
+    gate_weight: Tensor  # (V, H, 2H)
+    gate_bias: Tensor  # (V, 2H)
+    norm_weight: Tensor  # (V, H)
+    norm_bias: Tensor  # (V, H)
+
+    @property
+    def networks(self) -> NetworkParameters:
+        """The parameters of the networks."""
+        return NetworkParameters(*self[-len(NetworkParameters._fields) :])
+
+
+def mix_variables(plan: MixPlan, inputs: MixInputs) -> Tensor:
+    """Returns the mix, shape (R, H), in the type of the parameters."""
+    return _MixVariables.apply(plan, *inputs)
+
+
+class _MixVariables(torch.autograd.Function):
+    """Recomputes in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: MixPlan, *tensors: Tensor) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(*tensors)
+        inputs = MixInputs(*tensors)
+        with torch.autocast(inputs.weights.device.type, enabled=False):
+            return _Run(plan, inputs).forward().to(inputs.norm_bias.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, mixed_grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = MixInputs(*ctx.saved_tensors)
+        with torch.autocast(inputs.weights.device.type, enabled=False):
+            run = _Run(ctx.plan, inputs, backward=True, input_grad=ctx.needs_input_grad[2])
+            return None, *run.backward(mixed_grad)
+
+
+class _Run:
+    """One pass over all chunks, forward or backward."""
+
+    def __init__(
+        self, plan: MixPlan, inputs: MixInputs, *, backward: bool = False, input_grad: bool = False
+    ) -> None:
+        self._plan, self._inputs, self._dtype = plan, inputs, plan.precision.sums
+        device = inputs.weights.device
+        self._weights = inputs.weights.t().to(self._dtype).contiguous()  # (V, R)
+        self._reals = RealVariables(
+            *(inputs.reals, inputs.lines, inputs.hidden_lines, self._dtype),
+            backward=backward,
+            input_grad=input_grad,
+        )
+        self._categories = CategoricalVariables(
+            *(inputs.rows, plan.table_bounds, inputs.table, inputs.hidden_table, self._dtype),
+            backward=backward,
+        )
+        self._dropout = SeededDropout(plan.dropout, plan.seed, device) if plan.dropout else None
+        self._workspace = Workspace(
+            plan.chunk, inputs.norm_bias.shape[-1], plan.precision, device, backward=backward
+        )
+
+    def forward(self) -> Tensor:
+        """Returns the mix."""
+        norm_bias = self._inputs.norm_bias.to(self._dtype)
+        mixed = torch.mm(self._weights.t(), norm_bias)  # (R, H)
+        for chunk, (_, rows) in self._chunks():
+            add_to_mix(chunk, run_networks(chunk), mixed[rows])
+        return mixed
+
+    def backward(self, mixed_grad: Tensor) -> MixInputs:
+        """Returns the gradients."""
+        inputs, mixed_grad = self._inputs, mixed_grad.to(self._dtype)
+        norm_weight, norm_bias = inputs.norm_weight.to(self._dtype), inputs.norm_bias.to(self._dtype)
+        mean_grad = torch.mm(norm_weight / norm_weight.shape[-1], mixed_grad.t())  # (V, R)
+        weights_grad = torch.mm(norm_bias, mixed_grad.t())  # (V, R)
+        gradients = NetworkParameters(*map(torch.empty_like, inputs.networks))
+        gradients.norm_bias.copy_(torch.mm(self._weights, mixed_grad))
+        for chunk, at in self._chunks():
+            variables, rows = at
+            own = NetworkParameters(*(part[variables] for part in gradients))
+            factor = run_networks(chunk)
+            part = norm_backward(chunk, factor, mixed_grad[rows], mean_grad[at].unsqueeze(-1), own)
+            weights_grad[at] += part.squeeze(-1)
+            layers_backward(chunk, own)
+        return self._collect(weights_grad, gradients)
+
+    def _chunks(self) -> Iterator[tuple[Chunk, tuple[slice, slice]]]:
+        """Yields the chunks, each with its variables and rows in tensors of shape (V, R)."""
+        num_rows = self._weights.shape[1]
+        for variables, kind, start in self._blocks():
+            everyone = slice(start + kind.start, start + kind.stop)
+            networks = ChunkNetworks.of(
+                self._inputs.networks, everyone, self._plan.precision, fold=self._plan.fold
+            )
+            for rows in spans(num_rows, self._plan.chunk.rows):
+                at = (everyone, rows.slice)
+                weights = self._weights[at].unsqueeze(-1)  # (C, R, 1)
+                buffers = self._workspace.chunk(kind.size, rows.size)
+                place = ChunkPlace(kind, rows)
+                yield Chunk(networks, variables, place, weights, buffers, self._dropout), at
+
+    def _blocks(self) -> Iterator[tuple[Variables, Span, int]]:
+        """Yields variables of one kind, which ones of it, and where the kind starts among all."""
+        num_reals, size = self._inputs.reals.shape[1], self._plan.chunk.variables
+        for span in spans(num_reals, size):
+            yield self._reals, span, 0
+        for span in spans(self._inputs.rows.shape[1], size):
+            yield self._categories, span, num_reals
+
+    def _collect(self, weights_grad: Tensor, gradients: NetworkParameters) -> MixInputs:
+        """Puts all gradients in the order and types of the inputs."""
+        inputs, reals = self._inputs, self._reals.values_grad
+        return MixInputs(
+            weights_grad.t().to(inputs.weights.dtype),
+            None if reals is None else reals.t().to(inputs.reals.dtype),  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            self._reals.lines_grad.to(inputs.lines.dtype),
+            self._reals.hidden_lines_grad.to(inputs.hidden_lines.dtype),
+            self._categories.table_grad.to(inputs.table.dtype),
+            self._categories.hidden_table_grad.to(inputs.hidden_table.dtype),
+            *gradients,
+        )

@@ -50,7 +50,7 @@ def panel(num_series: int = 3, rows: int = 60, seed: int = 0) -> dict[str, Any]:
     store = np.repeat(np.arange(num_series), rows)
     price = rng.uniform(1, 3, total)
     visits = rng.uniform(0, 10, total)
-    sales = 50.0 * (store + 1) - 5 * price + 2 * np.roll(visits, 1) + rng.normal(0, 0.1, total)
+    sales = 50.0 * (store + 1) - 20 * price + 0.5 * np.roll(visits, 1) + rng.normal(0, 0.1, total)
     return {
         "store": np.array([f"store {s}" for s in range(num_series)])[store].tolist(),
         "day": pa.chunked_array([days(rows)] * num_series).combine_chunks(),

@@ -166,7 +166,8 @@ class TargetScaling(Section):
     """Applied before scaling. `auto` is `log` for bars, else `none`."""
     anchor: Literal["auto", "none", "last", "mean"] = "auto"
     """What the label is measured from: the scaler's centre (`none`), the window's last value, or its mean.
-    `auto` is `last` for bars, else `none`."""
+    `auto` is `last` for bars; else that around which training labels vary least, but `none` only where it is
+    better by a fifth."""
 
 
 class ScalingSettings(Section):

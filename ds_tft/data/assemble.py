@@ -159,7 +159,7 @@ def _weights(rows: Rows, name: str | None) -> NDArray[np.float32]:
     if name is None:
         return np.ones(rows.num_rows, dtype=np.float32)
     weights = np.where(rows.synthetic, np.nan_to_num(rows.reals[name]), rows.reals[name])
-    bad = ~(weights >= 0)
+    bad = ~((weights >= 0) & (weights <= np.finfo(np.float32).max))
     if bad.any():
         row = int(bad.argmax())
         raise DataError(

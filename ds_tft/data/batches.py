@@ -87,6 +87,13 @@ class BatchBuilder:
         weights[windows < 0] = 0
         return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(weights), torch.tensor(windows))
 
+    def labels(self, index: WindowIndex) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Labels in model units and their weights, (n, K, O) each, without the inputs."""
+        places = self._places(index)
+        return self._labels(
+            places, self._anchor(places), self.table.scale[self.table.series_of_row[index.origins]]
+        )
+
     def window_weights(self, index: WindowIndex) -> Floats:
         """Sums the label weights of each window, (n,), without building batches."""
         known = np.isfinite(self.table.targets).sum(axis=1) * ~self.table.synthetic

@@ -64,6 +64,9 @@ def running_mean(history: Floats, segments: NDArray[np.int64], window: WindowSet
     start = np.minimum(start, rows + 1)
     count = counts[rows + 1] - counts[start]
     mean = offset + (sums[rows + 1] - sums[start]) / np.maximum(count, 1)
+    # What rounding leaves of a mean of 0 would pass for the changes of a series that stays at 0.
+    noise = 4 * np.finfo(np.float64).eps * (np.abs(offset) + np.abs(sums[rows + 1]) + np.abs(sums[start]))
+    mean = np.where(np.abs(mean) <= noise, 0.0, mean)
     ends_window = (segment >= 0) & (rows + 1 - start >= window.shortest_history) & (count > 0)
     return np.where(ends_window, mean, np.nan)
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ds_tft.config.run import CalendarFeature, DataSettings, RunSettings, TargetScaling
+from ds_tft.config.run import CalendarFeature, DataSettings, RunSettings
 from ds_tft.data.assemble import assemble, columns, id_codes, observed_values
 from ds_tft.data.bar_features import (
     BarFeatures,
@@ -22,6 +22,7 @@ from ds_tft.data.bar_features import (
 )
 from ds_tft.data.calendar import BARS_CALENDAR, auto_calendar, check_calendar
 from ds_tft.data.categories import CategoryMap
+from ds_tft.data.fit_target import fit_target
 from ds_tft.data.frequency import Frequency
 from ds_tft.data.infer import InferredRoles
 from ds_tft.data.parquet import ParquetSource
@@ -87,7 +88,8 @@ def prepare_training(source: ParquetSource, inferred: InferredRoles, settings: R
     )
     train = (rows.times < bounds.train_end) & ~rows.synthetic
     features = None if bars is None else compute_bar_features(clean.raw.rows, bars)
-    preprocessor = _fit(clean, features, layout, settings, train)
+    target_scaler, target_line = fit_target(clean, settings, train, roles.target, bars is not None)
+    preprocessor = _fit(clean, features, layout, settings, train, target_scaler)
     assembled = assemble(clean, features, preprocessor)
     windows, report = find_windows(assembled.table, settings.window, bounds)
     lines = (
@@ -95,6 +97,7 @@ def prepare_training(source: ParquetSource, inferred: InferredRoles, settings: R
         *bounds.lines(),
         *report.lines(),
         *_feature_lines(features),
+        target_line,
         *_scaler_lines(preprocessor),
         *assembled.lines,
     )
@@ -114,12 +117,12 @@ def _fit(
     layout: Layout,
     settings: RunSettings,
     train: NDArray[np.bool_],
+    target_scaler: TargetScaler,
 ) -> Preprocessor:
     """Fits scalers and categories on the training rows (N,)."""
     rows, roles, scaling = clean.rows, layout.roles, settings.scaling
     num_series = len(clean.raw.ids.keys)
     statics, bar_rows = _fit_statics(clean, layout, scaling.reals, train)
-    target = resolve_target_scaling(scaling.target, layout.bars is not None)
     observed_names = roles.observed_reals + (() if features is None else features.names)
 
     def scaler(values: NDArray[np.float64], names: tuple[str, ...]) -> RealScaler:
@@ -142,32 +145,9 @@ def _fit(
         static_scaler=statics,
         observed_scaler=scaler(observed_values(rows, features, roles.observed_reals), observed_names),
         known_scaler=scaler(columns(rows, roles.known_reals), roles.known_reals),
-        target_scaler=_fit_target(clean, settings, target, train, roles.target),
+        target_scaler=target_scaler,
         categories=_fit_categories(clean, layout, train),
         bar_statics=bar_rows,
-    )
-
-
-def _fit_target(
-    clean: CleanRows,
-    settings: RunSettings,
-    target: TargetScaling,
-    train: NDArray[np.bool_],
-    names: tuple[str, ...],
-) -> TargetScaler:
-    """Fits the target's scaler."""
-    assert target.transform != "auto"
-    transform = TargetScaler(names=names, transform=target.transform, anchor="none", center=(), scale=())
-    return TargetScaler.fit(
-        transform.forward(columns(clean.raw.rows, names)),
-        transform.forward(columns(clean.rows, names)),
-        clean.rows.series,
-        train,
-        clean.rows.segments,
-        names=names,
-        settings=target,
-        window=settings.window,
-        num_series=len(clean.raw.ids.keys),
     )
 
 
@@ -217,13 +197,6 @@ def _series_with_rows(clean: CleanRows, train: NDArray[np.bool_]) -> NDArray[np.
     found = np.zeros(len(clean.raw.ids.keys), dtype=np.bool_)
     found[np.unique(clean.rows.series[train])] = True
     return found
-
-
-def resolve_target_scaling(target: TargetScaling, has_bars: bool) -> TargetScaling:
-    """Settles what `auto` means: bars are prices, whose relative change from the last value is forecast."""
-    transform = ("log" if has_bars else "none") if target.transform == "auto" else target.transform
-    anchor = ("last" if has_bars else "none") if target.anchor == "auto" else target.anchor
-    return target.model_copy(update={"transform": transform, "anchor": anchor})
 
 
 def _gap_policy(data: DataSettings) -> GapPolicy:

@@ -150,10 +150,11 @@ def _protect_input(output: Path, source: ParquetSource) -> None:
     target = output.resolve()
     if target in (Path(file).resolve() for file in source.files):
         raise ConfigError(f"--output: '{output}' is the input itself; give another path")
-    folder = Path(source.path)
-    if target.suffix == ".parquet" and folder.is_dir() and folder.resolve() in target.parents:
+    given = Path(source.path)
+    in_folder = target.suffix == ".parquet" and given.is_dir() and given.resolve() in target.parents
+    if in_folder or target.match(str(given.absolute())):
         raise ConfigError(
-            f"--output: '{output}' is inside the input folder '{folder}', whose files are all read as data; "
+            f"--output: '{output}' would be read as data of the input '{given}' the next time; "
             "give a path outside it"
         )
 

@@ -11,7 +11,8 @@ from ds_tft.data.times import time_text
 from ds_tft.forecast.report import figures_table
 from ds_tft.formatting import format_number
 
-MIDNIGHT = "T00:00:00"
+ZEROS = ("T00:00:00", ":00")
+"""What times that all end in it are shown without."""
 
 
 def preview_table(rows: pa.RecordBatch, kind: TimeKind, *, plain: bool) -> Table:
@@ -36,8 +37,8 @@ def _texts(values: pa.Array, field: pa.Field, kind: TimeKind) -> list[str]:
     """One text per row; empty where there is no value."""
     if field.name.endswith("_time"):
         texts = [time_text(int(time), kind) for time in values.cast(pa.int64()).to_numpy()]
-        dates = [text.removesuffix(MIDNIGHT) for text in texts]
-        return dates if all(text.endswith(MIDNIGHT) for text in texts) else texts
+        zeros = next((end for end in ZEROS if all(text.endswith(end) for text in texts)), "")
+        return [text.removesuffix(zeros) for text in texts]
     if pa.types.is_floating(field.type):
         return ["" if value is None else format_number(value) for value in values.to_pylist()]
     return [str(value) for value in values.to_pylist()]

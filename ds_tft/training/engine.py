@@ -6,6 +6,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -16,7 +18,10 @@ from ds_tft.training.environment import ProcessPlace
 
 
 def choose_device(place: ProcessPlace) -> torch.device:
-    """Picks this process's device, and tells DeepSpeed where there is no GPU. Call before DeepSpeed is imported."""
+    """Picks this process's device, and tells DeepSpeed where there is no GPU.
+
+    Call it before DeepSpeed is imported.
+    """
     if torch.cuda.is_available():
         device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
@@ -30,15 +35,35 @@ def start_process_group(device: torch.device) -> None:
     import deepspeed
     import deepspeed.ops
 
-    # On a CPU DeepSpeed would compile an operation here (100 seconds, and it needs a compiler) that only serves
-    # inference; gloo does all the communication of training.
+    # On a CPU DeepSpeed would compile an operation here (100 seconds, and it needs a compiler) that only
+    # serves inference; gloo does all the communication of training.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if not torch.distributed.is_initialized() and os.environ["WORLD_SIZE"] == "1":
-        torch.distributed.init_process_group(
-            backend, store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
+    if not torch.distributed.is_initialized():
+        _meet_without_port(backend)
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def _meet_without_port(backend: str) -> None:
+    """Starts the group of one process, or of DeepSpeed's launcher on one machine, where no port is needed.
+
+    The launcher gives every run the same port, so that a second run would fail. A file named after the
+    launcher, which all its processes have as their parent, is another for each run.
+    """
+    processes, launcher = os.environ["WORLD_SIZE"], Path(f"/proc/{os.getppid()}/stat")
+    on_one_machine = os.environ.get("CROSS_SIZE") == "1" and os.environ.get("LOCAL_SIZE") == processes
+    store: torch.distributed.Store
+    if processes == "1":
+        store = torch.distributed.HashStore()
+    elif on_one_machine and launcher.exists():
+        started = launcher.read_text().rpartition(")")[2].split()[19]  # ticks since boot: numbers come again
+        file = Path(gettempdir()) / f"ds_tft-{os.getppid()}-{started}"
+        store = torch.distributed.FileStore(str(file), int(processes))
+    else:
+        return
+    torch.distributed.init_process_group(
+        backend, store=store, rank=int(os.environ["RANK"]), world_size=int(processes)
+    )
 
 
 def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
@@ -88,9 +113,10 @@ def whole_weights(engine: Any) -> Iterator[nn.Module]:
 
 
 def _complete_stage_0(engine: Any) -> None:
-    """Gives ZeRO stage 0 what the others have: the gradient's norm, and updates left out where it is not finite.
+    """Gives ZeRO stage 0 what the others have: the gradient's norm, and updates left out if it is not finite.
 
-    The engine reads `overflow` and `_global_grad_norm` of its optimizer after each step; torch's own have neither.
+    The engine reads `overflow` and `_global_grad_norm` of its optimizer after each step; torch's own have
+    neither.
     """
     optimizer, update, largest_norm = engine.optimizer, engine.optimizer.step, engine.gradient_clipping()
 

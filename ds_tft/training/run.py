@@ -33,13 +33,21 @@ from ds_tft.memory.meter import MemoryMeter
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model.tft import TemporalFusionTransformer, parameter_table
 from ds_tft.training.arguments import TrainArguments
-from ds_tft.training.checkpoint import find_checkpoint, load_checkpoint
-from ds_tft.training.engine import build_engine, choose_device, start_process_group
+from ds_tft.training.checkpoint import BEST_WEIGHTS, find_checkpoint, load_checkpoint
+from ds_tft.training.engine import build_engine, choose_device, start_process_group, whole_weights
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.log import RunLog
-from ds_tft.training.run_folder import check_same_run, choose_folder, refuse_used_folder, write_settings
+from ds_tft.training.run_folder import (
+    check_same_run,
+    choose_folder,
+    fingerprint,
+    refuse_used_folder,
+    tensorboard_folder,
+    write_settings,
+)
+from ds_tft.training.start import label_quantiles, start_at_label_quantiles
 from ds_tft.training.tensorboard import TensorBoardWriter
-from ds_tft.training.trainer import BEST_WEIGHTS, Recorders, Trainer, TrainingWindows
+from ds_tft.training.trainer import Recorders, Trainer, TrainingWindows
 
 
 def train(arguments: TrainArguments, place: ProcessPlace) -> None:
@@ -68,7 +76,7 @@ def train(arguments: TrainArguments, place: ProcessPlace) -> None:
     start_process_group(device)
     folder = choose_folder(arguments.output_dir, place)
     if arguments.resume is None:
-        refuse_used_folder(folder)
+        refuse_used_folder(folder, place)
     run = _Run(arguments, run_settings, engine_settings, batch, data, folder, place, device)
     with RunLog(folder, enabled=place.is_first) as log:
         _introduce(log, source, inferred, data, (*changes, *engine_changes, *batch.notes))
@@ -106,6 +114,9 @@ class _Run:
         """Trains, exports the best model, evaluates it and prints the summary."""
         torch.manual_seed(self.settings.training.seed)
         model = TemporalFusionTransformer(self.size)
+        start_at_label_quantiles(
+            model, label_quantiles(self.builder, self.data.windows["train"], self.quantiles)
+        )
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         steps = self._total_steps()
         for line in (
@@ -148,6 +159,8 @@ class _Run:
             "arguments": asdict(self.arguments),
             **self.settings.model_dump(mode="json"),
             "layout": self.data.preprocessor.layout.model_dump(mode="json"),
+            "prepared": fingerprint(self.data),
+            "processes": self.place.world_size,
             "engine": config,
         }
         if self.arguments.resume is None:
@@ -169,11 +182,11 @@ class _Run:
         )
         state = None
         if resumed_from is not None:
-            state = load_checkpoint(engine, resumed_from)
+            state = load_checkpoint(engine, resumed_from, self.folder)
             log.rewind(state.step)
             log.say(f"resumed from {resumed_from}: step {state.step}, epoch {state.epoch}")
         with TensorBoardWriter(
-            self.folder / "tensorboard",
+            tensorboard_folder(self.engine_settings.tensorboard, self.folder),
             enabled=self.place.is_first and self.engine_settings.tensorboard.enabled,
             resumed_step=None if state is None else state.step,
         ) as tensorboard:
@@ -203,9 +216,9 @@ class _Run:
             torch.distributed.barrier()
             load_weights(model, best)
         else:
-            weights = {
-                name: tensor.detach().float().cpu() for name, tensor in engine.module.state_dict().items()
-            }
+            trainer.recorders.log.say("export: the weights of the last step; no validation had a finite loss")
+            with whole_weights(engine) as trained:
+                weights = {name: tensor.float().cpu() for name, tensor in trained.state_dict().items()}
             model.load_state_dict(weights)
         if self.place.is_first:
             description = ModelDescription(
@@ -286,8 +299,9 @@ class _Run:
     def _next_commands(self) -> tuple[str, ...]:
         """What a user types next."""
         folder, file = shlex.quote(str(self.folder)), shlex.quote(self.arguments.parquet)
+        events = tensorboard_folder(self.engine_settings.tensorboard, self.folder)
         return (
-            f"tensorboard --host 127.0.0.1 --logdir {folder}/tensorboard",
+            f"tensorboard --host 127.0.0.1 --logdir {shlex.quote(str(events))}",
             f"python launch/predict.py --model {folder} --parquet-file {file} --output {folder}/forecasts.parquet",
             f"python launch/evaluate.py --model {folder} --parquet-file {file}",
         )

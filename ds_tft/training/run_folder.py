@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,12 +11,33 @@ from typing import Any
 
 import torch.distributed
 
+from ds_tft.config.deepspeed_sections import TensorBoard
+from ds_tft.data.prepare import TrainingData
 from ds_tft.errors import ConfigError
 from ds_tft.training.environment import ProcessPlace
 
 SETTINGS = "settings.json"
-MUST_STAY = ("data", "window", "split", "scaling", "model", "layout")
-"""Sections that decide what the checkpoint's numbers mean."""
+MUST_STAY = (
+    "data",
+    "window",
+    "split",
+    "scaling",
+    "model",
+    "layout",
+    "prepared",
+    "processes",
+    "training.seed",
+    "training.windows_per_epoch",
+    "engine.train_batch_size",
+    "engine.optimizer.type",
+    "engine.scheduler.type",
+    "engine.zero_optimization.stage",
+    "engine.fp16",
+    "engine.bf16",
+)
+"""What decides what the numbers of a checkpoint mean and which windows are still to come."""
+SHOWN_ELSEWHERE = "arguments"
+"""Section whose effect shows in the others; of its own it only has the data."""
 
 
 def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
@@ -31,22 +53,56 @@ def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
     return Path(chosen[0])
 
 
-def refuse_used_folder(folder: Path) -> None:
-    """Refuses to start a new run in the folder of another.
+def tensorboard_folder(settings: TensorBoard, folder: Path) -> Path:
+    """Returns where TensorBoard events go: into the run folder unless the DeepSpeed JSON says otherwise.
+
+    Args:
+        settings: Section `tensorboard`.
+        folder: The run folder.
+    """
+    if settings.output_path is None and settings.job_name is None:
+        return folder / "tensorboard"
+    return Path(settings.output_path or folder / "tensorboard") / (settings.job_name or "")
+
+
+def refuse_used_folder(folder: Path, place: ProcessPlace) -> None:
+    """Refuses to start a new run in the folder of another. Every process must call this.
 
     Raises:
         ConfigError: The folder holds a run.
     """
     if (folder / SETTINGS).exists():
         raise ConfigError(
-            f"--output-dir: '{folder}' already holds a run; give another folder, or --resume auto to go on with it"
+            f"--output-dir: '{folder}' already holds a run; give another folder, "
+            "or --resume auto to go on with it"
         )
+    if place.world_size > 1:
+        torch.distributed.barrier()  # or a slow process finds what the first one has written since
+
+
+def fingerprint(data: TrainingData) -> dict[str, Any]:
+    """Describes prepared data so that a resumed run notices other values in the same columns."""
+    fitted = data.preprocessor.model_dump_json() + data.bounds.model_dump_json()
+    return {
+        "series": len(data.table.series_keys),
+        "windows": {split: len(data.windows[split]) for split in ("train", "validation")},
+        "scalers": hashlib.sha256(fitted.encode()).hexdigest()[:16],
+    }
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Saves the resolved settings of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    """Saves the resolved settings of a run.
+
+    Raises:
+        ConfigError: The folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--output-dir: cannot write to '{folder}', got {error.strerror}; give another folder"
+        ) from None
 
 
 def check_same_run(folder: Path, settings: dict[str, Any]) -> tuple[str, ...]:
@@ -70,14 +126,24 @@ def check_same_run(folder: Path, settings: dict[str, Any]) -> tuple[str, ...]:
             f"--resume: '{file}' is not readable, got {error}; give the run's own folder"
         ) from None
     now = json.loads(json.dumps(settings))  # tuples as lists, as in the file
-    changed = list(_differences(before, now, ""))
-    serious = [line for key, line in changed if key.split(".")[0] in MUST_STAY]
+    changed = [change for change in _differences(before, now, "") if not _is_shown_elsewhere(change[0])]
+    serious = [line for key, line in changed if _must_stay(key)]
     if serious:
         raise ConfigError(
-            f"--resume: settings differ from the run in '{folder}', got {'; '.join(serious)}; "
+            f"--resume: settings or data differ from the run in '{folder}', got {'; '.join(serious)}; "
             "set them back, or start a new run"
         )
     return tuple(line for _, line in changed)
+
+
+def _must_stay(key: str) -> bool:
+    """Whether a dotted key is one of those that must stay, lies below one, or holds one."""
+    return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in MUST_STAY)
+
+
+def _is_shown_elsewhere(key: str) -> bool:
+    """Whether a change of this key says nothing new."""
+    return key.split(".")[0] == SHOWN_ELSEWHERE and key != f"{SHOWN_ELSEWHERE}.parquet"
 
 
 def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, str]]:

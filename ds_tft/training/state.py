@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ds_tft.errors import ConfigError
@@ -13,7 +13,7 @@ STATE_VERSION = 1
 
 @dataclass(slots=True)
 class TrainingState:
-    """Position in the run and what was learnt about it so far. Plain numbers only."""
+    """Position in the run and what was learnt about it so far. Plain types only."""
 
     step: int = 0
     """Optimizer updates done, skipped ones included."""
@@ -27,6 +27,8 @@ class TrainingState:
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     stopped_early: bool = False
+    unlogged_losses: list[float] = field(default_factory=list)
+    """Losses of the updates since the last log line, over all processes, as of the checkpoint."""
 
     def record_validation(self, loss: float) -> bool:
         """Takes in a validation loss.
@@ -57,11 +59,12 @@ class TrainingState:
         Raises:
             ConfigError: When fields are missing or unknown, or the version is another one.
         """
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         if raw.get("version") != STATE_VERSION or set(raw) - {"version"} != known:
             odd = sorted((set(raw) - {"version"}) ^ known)
             raise ConfigError(
-                f"{where}: training state of version {raw.get('version')} does not fit, got differing fields {odd}; "
+                f"{where}: training state of version {raw.get('version')} does not fit, "
+                f"got differing fields {odd}; "
                 f"resume with the release that wrote it (version {STATE_VERSION} is read here)"
             )
         return cls(**{name: raw[name] for name in known})

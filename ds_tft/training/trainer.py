@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,15 @@ from ds_tft.errors import UserError
 from ds_tft.export import save_weights
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.model.loss import pinball_loss
-from ds_tft.training.checkpoint import save_checkpoint
+from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints, save_checkpoint
+from ds_tft.training.engine import whole_weights
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.log import RunLog
+from ds_tft.training.recent import Recent, Timing
 from ds_tft.training.scalars import memory_scalars
 from ds_tft.training.state import TrainingState
 from ds_tft.training.tensorboard import TensorBoardWriter
 from ds_tft.training.validation import ValidationLoss, validation_loss
-
-BEST_WEIGHTS = "best.safetensors"
-"""File of the run folder with the weights of the best validation so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +98,8 @@ class Trainer:
         self.validation = windows.validation.spaced(settings.validation_windows)
         self.state = TrainingState()
         self.timing = Timing()
-        self._recent = _Recent()
+        self._recent = Recent()
+        self._rate = 0.0  # of the last update
 
     @property
     def total_steps(self) -> int:
@@ -111,8 +110,9 @@ class Trainer:
         """Runs to the end and returns the final state."""
         self.engine.train()
         if self.state.step == 0 and len(self.validation):
-            self._validate()  # before anything is learnt: memory for it is there, and a first number to compare with
-        self._recent = _Recent()
+            self._validate()  # before anything is learnt: there is memory for it, and a number to start from
+        self.state.stopped_early = self._is_out_of_patience()  # a resumed run may have been given more
+        self._recent = Recent(self.state.unlogged_losses)
         while self.state.epoch < self.settings.epochs and not self.state.stopped_early:
             self._train_epoch()
         return self.state
@@ -142,32 +142,39 @@ class Trainer:
         """Logs, validates and saves, where one of them is due after this update."""
         settings, step = self.settings, self.state.step
         self.recorders.log.advance(step)
-        if end_of_epoch or step % settings.log_every_steps == 0:
+        logs = end_of_epoch or _is_due(step, settings.log_every_steps)
+        if logs:
             self._log_progress()
         if len(self.validation) and (end_of_epoch or _is_due(step, settings.validate_every_steps)):
             self._validate()
+        if self.state.stopped_early and not logs:
+            self._log_progress()
         if end_of_epoch or self.state.stopped_early or _is_due(step, settings.checkpoint_every_steps):
-            save_checkpoint(
-                self.engine, self.folder / "checkpoints", self.state, self.settings.keep_checkpoints
-            )
-            self._recent.restart_clock()
+            self._save()
+
+    def _save(self) -> None:
+        """Saves everything from which the run can go on."""
+        self.state.unlogged_losses = self._recent.losses()
+        save_checkpoint(self.engine, self.folder, self.state, self.settings.keep_checkpoints)
+        self._recent.restart_clock()
 
     def _update(self, micro_batches: list[Batch], windows: NDArray[np.int64]) -> None:
-        """One optimizer update over its windows (global batch,), of which this process has `micro_batches`."""
+        """One optimizer update over its windows (global batch,); this process has `micro_batches` of them."""
         state = self.state
         used = windows[windows >= 0]
         total_weight = float(self.window_weights[used].sum())
-        # DeepSpeed divides by the micro-batches and averages over the processes; undone here, so that an update
-        # is the weighted mean over its windows, however they are spread.
+        # DeepSpeed divides by the micro-batches and averages over the processes; undone here, so that an
+        # update is the weighted mean over its windows, however they are spread.
         factor = self.batch.accumulation * self.batch.world_size / max(total_weight, math.ulp(0.0))
         loss = torch.zeros((), device=self.engine.device)
+        self._rate = self.engine.get_lr()[0]
         for position, batch in enumerate(micro_batches):
             torch.manual_seed(self._dropout_seed(position))
             loss += self._forward_backward(batch, factor)
             self.engine.step()
         state.step += 1
         state.update += 1
-        self._count_skips()
+        self._count_skips(micro_batches)
         self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(used))
 
     def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
@@ -187,8 +194,8 @@ class Trainer:
         seed = np.random.SeedSequence([self.settings.seed, self.state.step, part])
         return int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
-    def _count_skips(self) -> None:
-        """Notices updates that DeepSpeed left out for a non-finite gradient.
+    def _count_skips(self, micro_batches: list[Batch]) -> None:
+        """Notices updates that were left out for a non-finite gradient.
 
         Raises:
             UserError: When too many were left out in a row.
@@ -202,20 +209,31 @@ class Trainer:
         self.recorders.log.warn(f"step {state.step}: update left out, its loss or a gradient is not finite")
         # Loss scaling in fp16 finds its scale by leaving out updates: those are expected.
         if state.skipped_in_a_row >= self.settings.max_nonfinite_steps and not self.engine.fp16_enabled():
-            raise UserError(
-                f"training: loss or gradients not finite, got {state.skipped_in_a_row} such updates in a row at step "
-                f"{state.step}; lower the learning rate or look for extreme values in the data "
-                f"(best model so far: step {state.best_step}, kept in '{self.folder}')"
-            )
+            raise self._nonfinite_error(micro_batches)
+
+    def _nonfinite_error(self, micro_batches: list[Batch]) -> UserError:
+        """Says what the last update looked like and what there is to go on from."""
+        state, kept = self.state, [path.name for path in list_checkpoints(self.folder / CHECKPOINTS)[-1:]]
+        if state.best_step is not None:
+            kept.append(f"{BEST_WEIGHTS} of step {state.best_step}")
+        label = max(float(batch.labels.abs().max()) for batch in micro_batches)
+        with whole_weights(self.engine) as model:
+            weight = max(float(parameter.detach().abs().max()) for parameter in model.parameters())
+        return UserError(
+            f"training: loss or gradients not finite, got {state.skipped_in_a_row} such updates in a row at "
+            f"step {state.step}, with weights up to {weight:.3g} and scaled labels up to {label:.3g}; "
+            "lower the learning rate or look for extreme values in the data "
+            f"(kept in '{self.folder}': {', '.join(kept) or 'nothing yet'})"
+        )
 
     def _log_progress(self) -> None:
         """Writes what happened since the last time."""
-        loss, timing = self._recent.take()
-        self._recent = _Recent()
+        losses, timing = self._recent.losses(), self._recent.timing
+        self._recent = Recent()
         self.timing = self.timing + timing
         state, scalars = self.state, {}
-        scalars["loss/train"] = loss
-        scalars["optimizer/learning_rate"] = self.engine.get_lr()[0]
+        scalars["loss/train"] = sum(losses) / len(losses)
+        scalars["optimizer/learning_rate"] = self._rate
         if (norm := self.engine.get_global_grad_norm()) is not None:
             scalars["optimizer/gradient_norm"] = float(norm)
         scalars["optimizer/skipped_steps"] = float(state.skipped_steps)
@@ -235,13 +253,18 @@ class Trainer:
             self.place,
         )
         best = self.state.step > 0 and self.state.record_validation(result.mean)
-        if best and self.place.is_first:
-            save_weights(self.engine.module, self.folder / BEST_WEIGHTS)
-        patience = self.settings.patience
-        if patience and self.state.validations_without_improvement >= patience:
-            self.state.stopped_early = True
+        if best:
+            with whole_weights(self.engine) as model:
+                if self.place.is_first:
+                    save_weights(model, self.folder / BEST_WEIGHTS)
+        self.state.stopped_early = self._is_out_of_patience()
         self._log_validation(result, best)
         self._recent.restart_clock()
+
+    def _is_out_of_patience(self) -> bool:
+        """Whether enough validations in a row brought no improvement."""
+        patience = self.settings.patience
+        return patience > 0 and self.state.validations_without_improvement >= patience
 
     def _log_validation(self, result: ValidationLoss, best: bool) -> None:
         """Writes one validation."""
@@ -255,56 +278,6 @@ class Trainer:
                 f"stopped early: {self.settings.patience} validations without improvement over "
                 f"step {self.state.best_step}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time spent in updates; validations and saves are not in it."""
-
-    seconds: float = 0.0
-    updates: int = 0
-    windows: int = 0
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Mean seconds of an update."""
-        return self.seconds / max(self.updates, 1)
-
-    @property
-    def windows_per_second(self) -> float:
-        """Windows trained on per second, over all processes."""
-        return self.windows / self.seconds if self.seconds else 0.0
-
-    def __add__(self, other: Timing) -> Timing:
-        return Timing(
-            self.seconds + other.seconds, self.updates + other.updates, self.windows + other.windows
-        )
-
-
-class _Recent:
-    """Loss and time since the last log line. Losses stay on the device until they are asked for."""
-
-    def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
-        self._timing = Timing()
-        self._since = perf_counter()
-
-    def add(self, loss: torch.Tensor, windows: int) -> None:
-        """Takes in one update."""
-        self._losses.append(loss)
-        now = perf_counter()
-        self._timing = self._timing + Timing(now - self._since, 1, windows)
-        self._since = now
-
-    def restart_clock(self) -> None:
-        """Leaves out the time since the last update (validation, saving)."""
-        self._since = perf_counter()
-
-    def take(self) -> tuple[float, Timing]:
-        """Returns the mean loss over all processes, and the time. All processes must call this."""
-        losses = torch.stack(self._losses)
-        torch.distributed.all_reduce(losses)
-        return float(losses.mean()), self._timing
 
 
 def _is_due(step: int, every: int | None) -> bool:

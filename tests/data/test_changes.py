@@ -48,6 +48,19 @@ def test_running_mean_is_that_of_the_window():
     assert np.isnan(mean[70:72]).all()
 
 
+def test_series_at_0_until_after_training_is_constant():
+    values, series = walk()
+    values[72:] = np.where(np.arange(48) < 40, 0.0, 0.27)
+    labels = np.where(np.arange(120) < 112, values, np.nan)
+    anchors = running_mean(values, SEGMENTS, WINDOW)
+    level = group_statistics(labels, series, 2, "standard")
+    fitted = change_statistics(
+        level, Anchored(labels, anchors, segment_of_rows(SEGMENTS, 120), series), 3, "standard"
+    )
+    assert anchors[75:112].tolist() == [0.0] * 37
+    assert fitted.scale[1] == fitted.scale[0]
+
+
 @pytest.mark.parametrize("anchor", ["last", "mean"])
 @pytest.mark.parametrize("per_series", [True, False])
 def test_scale_is_the_size_of_labels(anchor, per_series):

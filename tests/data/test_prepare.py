@@ -189,7 +189,8 @@ def test_windows_have_history_and_labels_from_the_rows_that_they_name(tmp_path):
 @pytest.mark.parametrize("per_series", [False, True])
 @pytest.mark.parametrize("kind", ["standard", "robust"])
 def test_scalers_and_categories_know_nothing_behind_the_cutoff(tmp_path, per_series, kind):
-    scaling = {"reals": kind, "per_series": per_series, "target": {"kind": kind, "per_series": per_series}}
+    target = {"kind": kind, "per_series": per_series, "anchor": "none"}
+    scaling = {"reals": kind, "per_series": per_series, "target": target}
     columns = panel()
     later = np.arange(180) % 60 >= 42
     other = changed(
@@ -281,7 +282,7 @@ def test_statics_of_several_series_that_do_not_differ_are_named(tmp_path):
 
 
 def test_per_series_scaling(tmp_path):
-    data = prepare(tmp_path, panel(), scaling={"per_series": True})
+    data = prepare(tmp_path, panel(), scaling={"per_series": True, "target": {"anchor": "none"}})
     train = data.train_rows
     for s in range(3):
         rows = train & (data.table.series_of_row == s)

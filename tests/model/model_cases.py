@@ -1,13 +1,15 @@
-"""Model sizes and random inputs, and parameter helpers, shared by the model's tests."""
+"""Model sizes, random inputs and parameter helpers shared by the model's tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from ds_tft.model.grn import GatedResidualNetwork, StackedGRN
 from ds_tft.model.inputs import ModelInputs, ModelSize
+from ds_tft.model.tft import TemporalFusionTransformer
 
 SMALL = ModelSize(
     static_reals=2,
@@ -82,3 +84,22 @@ def randomise(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
+
+
+def build(
+    size: ModelSize = SMALL, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> TemporalFusionTransformer:
+    """Builds a model from a seed."""
+    torch.manual_seed(seed)
+    return TemporalFusionTransformer(size).to(dtype)
+
+
+def unused_parameters(model: nn.Module, inputs: ModelInputs) -> list[str]:
+    """Names of parameters whose gradient is missing, not finite, or zero."""
+    prediction = model(inputs)
+    (prediction * torch.randn_like(prediction)).sum().backward()
+    return [
+        name
+        for name, p in model.named_parameters()
+        if p.grad is None or not torch.isfinite(p.grad).all() or not p.grad.any()
+    ]

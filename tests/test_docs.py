@@ -1,4 +1,4 @@
-"""The pages say what the code does: commands parse, links lead somewhere, settings exist, printed text is current."""
+"""The pages say what the code does: commands parse, links lead somewhere, settings exist, output is current."""
 
 import datetime
 import importlib.util
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic_core import PydanticUndefined
 from rich.console import Console
 
 from ds_tft.config.deepspeed import read_deepspeed_settings
@@ -49,10 +50,14 @@ def words_of_commands(text):
             yield words
 
 
-def commands():
-    found = [(name(page), words) for page in PAGES for text in blocks(page, "(?:sh|bash|shell)")
-             for words in words_of_commands(text)]  # fmt: skip
-    return [pytest.param(words, id=f"{page}: {' '.join(words)}"[:90]) for page, words in found]
+def fenced_commands():
+    """Page and words of every command in a code block."""
+    for page in PAGES:
+        for text in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            yield from ((name(page), words) for words in words_of_commands(text))
+
+
+COMMANDS = [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words in fenced_commands()]
 
 
 def parse(words):
@@ -71,7 +76,7 @@ def parse(words):
 
 
 def check_settings(options):
-    """Reads the settings that a training command names; files that the repository does not have are left out."""
+    """Reads the settings that a training command names; files of the reader's own are left out."""
 
     def own(path):
         return str(ROOT / path) if path and (ROOT / path).exists() else None
@@ -82,7 +87,7 @@ def check_settings(options):
     read_deepspeed_settings(own(options.deepspeed_config), options.overrides)
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.parametrize("words", COMMANDS)
 def test_commands_parse(words):
     options = parse(words)
     if hasattr(options, "overrides"):
@@ -90,8 +95,7 @@ def test_commands_parse(words):
 
 
 def test_every_script_is_shown():
-    shown = {word for page in PAGES for text in blocks(page, "sh") for words in words_of_commands(text)
-             for word in words}  # fmt: skip
+    shown = {word for _, words in fenced_commands() for word in words}
     assert {f"launch/{path.name}" for path in (ROOT / "launch").glob("*.py")} <= shown
 
 
@@ -124,17 +128,8 @@ def test_settings_exist(page):
     for key in SETTING.findall(page.read_text()):
         if not key.endswith(FILE_ENDINGS):
             path = tuple(key.split("."))
-            assert RunSettings().model_dump().get(path[0]) is not None
-            assert has_setting(path), f"{name(page)}: no setting {key}"
-
-
-def has_setting(path):
-    values = RunSettings().model_dump()
-    for step in path:
-        if not isinstance(values, dict) or step not in values:
-            return False
-        values = values[step]
-    return True
+            found = default_at(RunSettings, {}, path)
+            assert found is not PydanticUndefined, f"{name(page)}: no setting {key}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -154,7 +154,7 @@ def _weights(rows: Rows, name: str | None) -> NDArray[np.float32]:
     """Weights of the rows, (N,); 1 where there is no weight column.
 
     Raises:
-        DataError: A weight is missing or negative.
+        DataError: A weight is missing, negative or too large for float32.
     """
     if name is None:
         return np.ones(rows.num_rows, dtype=np.float32)
@@ -163,8 +163,8 @@ def _weights(rows: Rows, name: str | None) -> NDArray[np.float32]:
     if bad.any():
         row = int(bad.argmax())
         raise DataError(
-            f"data.weight: column '{name}' must hold numbers of 0 or more, got {weights[row]:g} in "
-            f"{rows.place(row)} and {int(bad.sum()) - 1} more; correct them"
+            f"data.weight: column '{name}' must hold numbers of 0 or more and below 3e38, "
+            f"got {weights[row]:g} in {rows.place(row)} and {int(bad.sum()) - 1} more; correct them"
         )
     return weights.astype(np.float32)
 

@@ -102,10 +102,10 @@ def test_accumulation_changes_neither_losses_nor_rates(data, tmp_path):
         assert trainer.batch.accumulation == 16 // micro
         trainer.train()
         runs[micro] = folder
-    for tag in ("loss/train", "optimizer/learning_rate", "optimizer/gradient_norm", "loss/validation"):
+    for tag in ("loss/train", "optimizer/learning_rate", "loss/validation"):
         straight = series_of(runs[16], tag)
         for micro in (8, 4):
-            np.testing.assert_allclose(series_of(runs[micro], tag), straight, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(series_of(runs[micro], tag), straight, rtol=0, atol=1e-6)
     assert len(set(series_of(runs[16], "optimizer/learning_rate"))) > 2
 
 

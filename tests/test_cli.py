@@ -14,10 +14,13 @@ def test_user_error_is_one_line_and_code_2(capsys, monkeypatch):
     assert capsys.readouterr().err == "error: bars.parquet: column missing\n"
 
 
-def test_other_processes_stay_silent(capsys, monkeypatch):
+def test_other_processes_leave_it_to_the_first_and_speak_when_they_are_left_alone(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert run_command(fail) == 2
-    assert capsys.readouterr().err == ""
+    waited = []
+    monkeypatch.setattr("time.sleep", lambda seconds: waited.append((seconds, capsys.readouterr().err)))
+    assert run_command(fail, grace_seconds=7.0) == 2
+    assert waited == [(7.0, "")], "silent until then"
+    assert capsys.readouterr().err == "error in process 1: bars.parquet: column missing\n"
 
 
 def test_bugs_keep_their_traceback():

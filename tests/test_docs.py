@@ -1,4 +1,4 @@
-"""The pages say what the code does: commands parse, links lead somewhere, settings exist, output is current."""
+"""The pages say what the code does: commands parse, links and settings exist, printed output is current."""
 
 import datetime
 import importlib.util

@@ -1,4 +1,7 @@
-"""Steps of time without a row: filled, tolerated, or the end of a segment. Letters: N rows, M segments, S series."""
+"""Steps of time without a row: filled, tolerated, or the end of a segment.
+
+Letters: N rows, M segments, S series.
+"""
 
 from __future__ import annotations
 

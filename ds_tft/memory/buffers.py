@@ -53,33 +53,30 @@ class Workspace:
         self._hidden_size = hidden_size
         values = size.variables * size.rows * hidden_size
 
-        def allocate(count: int, dtype: torch.dtype, needed: bool = True) -> Tensor:
-            return torch.empty(count if needed else 0, dtype=dtype, device=device)
+        def allocate(width: int, dtype: torch.dtype, needed: bool = True) -> tuple[Tensor, int]:
+            return torch.empty(values * width if needed else 0, dtype=dtype, device=device), width
 
-        centred = allocate(values, precision.sums)
-        centred_grad = allocate(values, precision.sums, backward)
-        same = precision.products == precision.sums
-        self._flat = ChunkBuffers(
-            hidden=allocate(values, precision.products),
-            output=allocate(values, precision.products),
-            mask=allocate(values, precision.products),
-            gate=allocate(2 * values, precision.products),
-            centred=centred,
-            centred_grad=centred_grad,
-            gate_grad=allocate(2 * values, precision.products, backward),
-            output_grad=centred if same else allocate(values, precision.products, backward),
-            hidden_grad=centred_grad if same else allocate(values, precision.products, backward),
-        )
+        products, sums = precision
+        centred = allocate(1, sums)
+        centred_grad = allocate(1, sums, backward)
+        self._flat = [  # in the order of `ChunkBuffers`
+            allocate(1, products),
+            allocate(1, products),
+            allocate(1, products),
+            allocate(2, products),
+            centred,
+            centred_grad,
+            allocate(2, products, backward),
+            centred if products == sums else allocate(1, products, backward),
+            centred_grad if products == sums else allocate(1, products, backward),
+        ]
 
     def chunk(self, variables: int, rows: int) -> ChunkBuffers:
-        """Returns contiguous views for a chunk of this size; without those for backward if not allocated."""
+        """Returns contiguous views for a chunk of this size; empty ones where nothing was allocated."""
         values = variables * rows * self._hidden_size
         return ChunkBuffers(
             *(
-                flat[: values * width].view(variables, rows, -1) if len(flat) else flat
-                for flat, width in zip(self._flat, WIDTHS, strict=True)
+                flat[: values * width].view(variables, rows, width * self._hidden_size) if len(flat) else flat
+                for flat, width in self._flat
             )
         )
-
-
-WIDTHS = ChunkBuffers(1, 1, 1, 2, 1, 1, 2, 1, 1)  # type: ignore[arg-type]

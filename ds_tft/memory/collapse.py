@@ -1,9 +1,9 @@
 """Products of weights with embeddings, taken before the inputs are known.
 
 A real variable's embedding is a line in its value, `x w + b`, a categorical one's a row of a table. A linear
-layer maps a line to a line and a table to a table. So it is applied to lines and tables, once per forward, and
-what is left to do per row of the batch is `x a + c`, or a look-up. Gradients flow through these products into
-the parameters of the paper.
+layer maps a line to a line and a table to a table. So it is applied to lines and tables, once per forward,
+and what is left to do per row of the batch is `x a + c`, or a look-up. Gradients flow through these products
+into the parameters of the paper.
 
 Letters: V variables, Vr real and Vc categorical ones, N rows of the tables of all categorical variables,
 H hidden size, O output size, R rows (batch x time).

@@ -3,14 +3,14 @@
 `stream_variable_selection(model)` gives every `VariableSelection` of a model another `forward`. Nothing else
 changes: no wrapper, no parameter, no name; a checkpoint written with it loads without it.
 
-What is kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks.
-What it costs: the networks of the variables run again in backward. What it saves beyond memory: the products of
-embeddings with the layers right behind them, taken once per forward instead of once per row. Nothing is cached
-from one forward to the next, so nothing can be stale.
+Kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks. The price:
+the networks of the variables run again in backward. Saved beside memory: the products of embeddings with the
+layers right behind them are taken once per forward instead of once per row. Nothing is cached from one forward
+to the next, so nothing can be stale.
 
 Exact: results and gradients are those of the plain module up to the order of additions. With parameters in half
-precision, softmax, skip connection, layer norm and mix are in float32. Under autocast, matrix products per row
-run in its type and all else in that of the parameters.
+precision, softmax, skip connection, layer norm and mix are in float32. Under autocast, the matrix products per
+row run in its type and all else in that of the parameters.
 
 Dropout follows from a seed drawn from torch's global CPU generator in each training forward.
 
@@ -31,19 +31,30 @@ from torch import nn
 from ds_tft.errors import ConfigError
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.chunks import BUFFERS, ChunkSize, StreamingSettings, choose_chunk_size
-from ds_tft.memory.streamed_selection import choose_precision, streamed_forward
+from ds_tft.memory.streamed_selection import streamed_forward, sums_dtype
 from ds_tft.model.variable_selection import VariableSelection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamedSelection:
-    """One variable selection that streams."""
+    """A variable selection that streams, and how it is cut."""
 
     name: str
     num_variables: int
     hidden_size: int
     bytes_per_row: int
-    """Bytes of one buffer for one row of one variable."""
+    """Bytes of one buffer for one row (of batch x time) of one variable."""
+    settings: StreamingSettings
+    device: torch.device
+
+    def chunk_size(self, num_rows: int) -> ChunkSize:
+        """Returns the largest chunk for a batch of this many rows (batch x time)."""
+        return choose_chunk_size(self.settings, self.num_variables, num_rows, self.bytes_per_row, self.device)
+
+    def workspace_bytes(self, num_rows: int) -> int:
+        """Returns an upper bound of what the buffers take while a batch of this many rows runs."""
+        chunk = self.chunk_size(num_rows)
+        return BUFFERS * chunk.variables * chunk.rows * self.bytes_per_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,63 +65,53 @@ class StreamingReport:
     settings: StreamingSettings
     device: torch.device
 
-    def chunk_size(self, name: str, num_rows: int) -> ChunkSize:
-        """Returns the chunk of a selection for a batch of this many rows (batch x time)."""
-        selection = next(selection for selection in self.selections if selection.name == name)
-        return choose_chunk_size(
-            self.settings, selection.num_variables, num_rows, selection.bytes_per_row, self.device
-        )
-
-    def workspace_bytes(self, name: str, num_rows: int) -> int:
-        """Returns an upper bound of the bytes that the buffers of a selection take while it runs."""
-        selection = next(selection for selection in self.selections if selection.name == name)
-        chunk = self.chunk_size(name, num_rows)
-        return BUFFERS * chunk.variables * chunk.rows * selection.bytes_per_row
-
     def line(self) -> str:
         """Says it in one line for the log."""
         names = ", ".join(f"{each.name} ({each.num_variables} variables)" for each in self.selections)
-        if self.settings.variables_per_chunk is not None:
-            count = self.settings.variables_per_chunk
-            return f"streaming variable selection: {names}; {count} variables at a time"
-        limit = self.settings.limit(self.device)
-        return (
-            f"streaming variable selection: {names}; buffers of {format_bytes(limit)}, "
-            f"workspace up to {format_bytes(BUFFERS * limit)}"
-        )
+        if self.settings.variables_per_chunk is None:
+            limit = self.settings.limit(self.device)
+            chunks = f"buffers of {format_bytes(limit)}, workspace up to {format_bytes(BUFFERS * limit)}"
+        else:
+            chunks = f"{self.settings.variables_per_chunk} variables at a time"
+        return f"streaming variable selection: {names}; {chunks}"
 
 
-def stream_variable_selection(model: nn.Module, settings: StreamingSettings | None = None) -> StreamingReport:
+def stream_variable_selection(
+    model: nn.Module, settings: StreamingSettings | None = None, device: torch.device | None = None
+) -> StreamingReport:
     """Makes every variable selection of a model stream.
 
     Args:
         model: Holds `VariableSelection` modules.
         settings: Size of the chunks; the default suits the device.
+        device: Where the model will run, for the report; by default where it is.
 
     Returns:
         What streams.
 
     Raises:
-        ConfigError: If there is none, or one of them streams already.
+        ConfigError: If there is none, or one of them has another `forward` already.
     """
     settings = settings or StreamingSettings()
     found = _selections(model)
     if not found:
         raise ConfigError(
-            f"streaming: the model has no variable selection, got {type(model).__name__}; leave streaming off"
+            f"streaming: there is no variable selection to stream, got a {type(model).__name__}; leave it off"
         )
     for name, selection in found.items():
         if "forward" in vars(selection):
             raise ConfigError(
-                f"streaming: '{name}' has had its forward replaced already; stream a model once, or unstream it"
+                f"streaming: the forward of '{name}' must be its own, got one that was put in its place; "
+                "stream a model once, before other passes that replace it"
             )
+    device = device or next(model.parameters()).device
     for selection in found.values():
-        # A partial of a function that takes the module: copies of the model get copies that use themselves.
+        # A partial that holds the module, so that a copy of the model gets one that holds the copy.
         selection.forward = partial(streamed_forward, selection, settings)  # type: ignore[method-assign]
     return StreamingReport(
-        selections=tuple(_describe(name, selection) for name, selection in found.items()),
+        selections=tuple(_describe(*item, settings, device) for item in found.items()),
         settings=settings,
-        device=next(model.parameters()).device,
+        device=device,
     )
 
 
@@ -123,7 +124,8 @@ def unstream(model: nn.Module) -> None:
     streamed = [selection for selection in _selections(model).values() if is_streamed(selection)]
     if not streamed:
         raise ConfigError(
-            f"streaming: nothing to undo, got a {type(model).__name__} that does not stream; stream it first"
+            f"streaming: there is nothing to undo, got a {type(model).__name__} that does not stream; "
+            "stream it first"
         )
     for selection in streamed:
         del selection.forward
@@ -140,14 +142,17 @@ def _selections(model: nn.Module) -> dict[str, VariableSelection]:
     return {name: module for name, module in model.named_modules() if isinstance(module, VariableSelection)}
 
 
-def _describe(name: str, selection: VariableSelection) -> StreamedSelection:
+def _describe(
+    name: str, selection: VariableSelection, settings: StreamingSettings, device: torch.device
+) -> StreamedSelection:
     """Reads off the shapes."""
     weight = selection.variable_grns.norm_weight
     num_variables, hidden_size = weight.shape
-    sums = choose_precision(weight.dtype, weight.device).sums
     return StreamedSelection(
         name=name,
         num_variables=num_variables,
         hidden_size=hidden_size,
-        bytes_per_row=hidden_size * sums.itemsize,
+        bytes_per_row=hidden_size * sums_dtype(weight.dtype).itemsize,
+        settings=settings,
+        device=device,
     )

@@ -1,7 +1,7 @@
 """Where streamed variable selection meets its inputs: first layer and embedding of a chunk of variables.
 
-Both come from the lines (real variables) and tables (categorical ones) of `collapse.py`, and their gradients go
-back there.
+Both come from the lines (real variables) and tables (categorical ones) of `collapse.py`, and their gradients
+go back there.
 
 Letters: V variables of a kind, C variables and R rows of a chunk, N rows of the tables, H hidden size.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Iterator
@@ -59,6 +60,8 @@ def _meet_without_port(backend: str) -> None:
         started = launcher.read_text().rpartition(")")[2].split()[19]  # ticks since boot: numbers come again
         file = Path(gettempdir()) / f"ds_tft-{os.getppid()}-{started}"
         store = torch.distributed.FileStore(str(file), int(processes))
+        if os.environ["RANK"] == "0":
+            atexit.register(file.unlink, missing_ok=True)
     else:
         return
     torch.distributed.init_process_group(

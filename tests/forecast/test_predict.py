@@ -163,6 +163,12 @@ def test_a_missing_known_input_names_column_series_and_time(shop, hours, promo, 
         shop.predict(table)
 
 
+def test_one_series_without_known_inputs_is_an_error_not_a_gap(shop):
+    others = with_future(shop_table(series=("A", "B")), 4, holiday=[None] * 4)
+    with pytest.raises(DataError, match=f"column 'promo', series 'C' at {at(120)}"):
+        shop.predict(pa.concat_tables([others, shop_table(series=("C",))]))
+
+
 def test_a_row_for_a_known_category_alone_must_be_there(tmp_path):
     settings = settings_of(SHOP, data={"known_reals": [], "observed_reals": ["weather", "promo"]})
     made = make_model(tmp_path, shop_table(), settings)

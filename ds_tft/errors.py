@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: one line, `where: what is wrong, got value; what to do`, exit code 2."""
+    """A mistake in what was given: one line, `where: what is wrong, got value; what to do`, exit code 2."""
 
 
 class ConfigError(UserError):

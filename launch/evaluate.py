@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> None:
         # These import torch: only once it is needed.
+        from ds_tft.console import make_console
         from ds_tft.forecast.evaluate_file import EvaluateArguments, evaluate_file
         from ds_tft.forecast.time_range import TimeRange
-        from ds_tft.training.log import make_console
 
         arguments = EvaluateArguments(
             model=options.model,

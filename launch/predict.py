@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # one process does it, however many the launcher starts
 
     def command() -> None:
+        from ds_tft.console import make_console
         from ds_tft.forecast.predict import PredictArguments, predict  # imports torch: only once it is needed
         from ds_tft.forecast.time_range import TimeRange
-        from ds_tft.training.log import make_console
 
         arguments = PredictArguments(
             model=options.model,

@@ -1,6 +1,6 @@
 """Trains a Temporal Fusion Transformer on a parquet file.
 
-    deepspeed launch/train.py --deepspeed_config ds_configs/zero1.json --parquet-file bars.parquet --target close
+    deepspeed launch/train.py --deepspeed_config ds_configs/zero1.json --parquet-file F.parquet --target y
 
 `python launch/train.py ...` does the same in one process without the launcher.
 """
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--resume", metavar="CHECKPOINT", help="'auto', a tag such as step-1200, or a checkpoint folder")
     add("--seed", type=int, help="seed of weights, order and dropout")
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="any other setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
+        help="any setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
     add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
     return parser
 

@@ -88,5 +88,5 @@ def unseen_line(column: str, unseen: Mapping[str, int]) -> str:
     more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
     rows = sum(unseen.values())
     return (
-        f"{column}: {len(ordered)} values unseen in training, taken as unknown, in {rows} rows: {named}{more}"
+        f"{column}: {len(ordered)} values unseen in training, taken as unknown, {rows} times: {named}{more}"
     )

@@ -102,7 +102,11 @@ class MissingCounts:
                 f"missing: {without_past:,} values with none before them take the training mean"
                 f"{_named(self.without_past)}",
             ),
-            (nulls, f"missing: {nulls:,} null categories count as unknown{_named(self.null_categories)}"),
+            (
+                nulls,
+                f"missing: {nulls:,} null categories are taken as a category of their own"
+                f"{_named(self.null_categories)}",
+            ),
             (
                 self.unusable_rows,
                 f"missing: no window touches {self.unusable_rows:,} rows with {dropped:,} missing values"

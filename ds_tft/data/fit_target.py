@@ -30,7 +30,7 @@ def fit_target(
         settings: The run JSON.
         train: (N,) True for training rows.
         names: O target columns.
-        has_bars: Whether the targets are prices of bars, forecast by their relative change from the last value.
+        has_bars: Whether the targets are prices of bars, forecast by their change from the last value.
 
     Returns:
         The scaler, and a line about what `auto` came to.

@@ -1,4 +1,4 @@
-"""What a data set consists of: the role of every column, settled once at training and saved with the model."""
+"""What a data set consists of: the role of every column, settled at training and saved with the model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_WIDTH = 100
+from ds_tft.console import PLAIN_WIDTH
 
 
 def print_report(blocks: Iterable[RenderableType], console: Console) -> None:

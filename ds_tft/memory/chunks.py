@@ -18,8 +18,8 @@ MIB = 2**20
 CUDA_BUFFER_BYTES = 16 * MIB  # large enough for a kernel to take longer than its launch
 CPU_BUFFER_BYTES = MIB  # per thread: a few buffers stay in its second-level cache
 BUFFERS = 11
-"""Buffers of a chunk at most, each of `variables x rows x hidden` values: those of `buffers.py`, the bits of the
-dropout mask (half of one), and one for what an operation returns."""
+"""Buffers of a chunk at most, each of `variables x rows x hidden` values: those of `buffers.py`, the bits of
+the dropout mask (half of one), and one for what an operation returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ def peak_live_bytes(step: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = recorded.profiler.kineto_results.events()
     # Events of one nanosecond keep the order in which they were recorded.
     changes = sorted(
         (event.start_ns(), number, event.nbytes())

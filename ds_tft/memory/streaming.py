@@ -3,14 +3,14 @@
 `stream_variable_selection(model)` gives every `VariableSelection` of a model another `forward`. Nothing else
 changes: no wrapper, no parameter, no name; a checkpoint written with it loads without it.
 
-Kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks. The price:
-the networks of the variables run again in backward. Saved beside memory: the products of embeddings with the
-layers right behind them are taken once per forward instead of once per row. Nothing is cached from one forward
-to the next, so nothing can be stale.
+Kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks. The
+price: the networks of the variables run again in backward. Saved beside memory: the products of embeddings
+with the layers right behind them are taken once per forward instead of once per row. Nothing is cached from one
+forward to the next, so nothing can be stale.
 
-Exact: results and gradients are those of the plain module up to the order of additions. With parameters in half
-precision, softmax, skip connection, layer norm and mix are in float32. Under autocast, the matrix products per
-row run in its type and all else in that of the parameters.
+Exact: results and gradients are those of the plain module up to the order of additions. With parameters in
+half precision, softmax, skip connection, layer norm and mix are in float32. Under autocast, the matrix
+products per row run in its type and all else in that of the parameters.
 
 Dropout follows from a seed drawn from torch's global CPU generator in each training forward.
 
@@ -41,7 +41,6 @@ class StreamedSelection:
 
     name: str
     num_variables: int
-    hidden_size: int
     bytes_per_row: int
     """Bytes of one buffer for one row (of batch x time) of one variable."""
     settings: StreamingSettings
@@ -151,7 +150,6 @@ def _describe(
     return StreamedSelection(
         name=name,
         num_variables=num_variables,
-        hidden_size=hidden_size,
         bytes_per_row=hidden_size * sums_dtype(weight.dtype).itemsize,
         settings=settings,
         device=device,

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from ds_tft.memory.buffers import Precision, Workspace
 from ds_tft.memory.chunks import ChunkSize, Span, spans
 from ds_tft.memory.dropout_mask import SeededDropout
+from ds_tft.memory.variable_inputs import CategoricalVariables, ChunkPlace, RealVariables, Variables
 from ds_tft.memory.variable_networks import (
     Chunk,
     ChunkNetworks,
@@ -32,7 +33,6 @@ from ds_tft.memory.variable_networks import (
     norm_backward,
     run_networks,
 )
-from ds_tft.memory.variables import CategoricalVariables, ChunkPlace, RealVariables, Variables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from ds_tft.memory.buffers import ChunkBuffers, Precision
 from ds_tft.memory.dropout_mask import SeededDropout
-from ds_tft.memory.variables import ChunkPlace, Variables
+from ds_tft.memory.variable_inputs import ChunkPlace, Variables
 
 EPSILON = 1e-5  # of the layer norm
 ONE_CORE_EXPM1 = {torch.float32, torch.float64}

@@ -1,4 +1,4 @@
-"""Saving and resuming: what DeepSpeed stores, the training state beside it, which checkpoint is the newest."""
+"""Saving and resuming: what DeepSpeed stores, the training state beside it, which one is the newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process needs before torch and DeepSpeed are imported. Standard library only, so that it is cheap."""
+"""What the process needs before torch and DeepSpeed are imported. Standard library only, to be cheap."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> Proce
         environ["MASTER_PORT"] = "0"
     # Nothing here is compiled, and this keeps torch._inductor (2 CPU seconds) from being imported.
     environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # Threads that wait for each other by spinning make a step 2 to 5 times slower as soon as anything else runs on
-    # the machine; sleeping costs next to nothing where nothing does.
+    # Threads that wait for each other by spinning make a step 2 to 5 times slower as soon as anything else
+    # runs on the machine; sleeping costs next to nothing where nothing does.
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # One line per collective in torch 2.13, about functions that DeepSpeed calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")

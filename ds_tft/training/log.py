@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from ds_tft.console import make_console
 from ds_tft.formatting import format_number, format_seconds
 from ds_tft.training.metrics_file import MetricsFile
 
 METRICS_FILE = "metrics.jsonl"
-PLAIN_WIDTH = 100
 
 
 class RunLog:
@@ -174,12 +174,6 @@ class _Pace:
         if done <= 0:
             return None
         return (self._clock() - self._started) / done * max(self.total_steps - step, 0)
-
-
-def make_console() -> Console:
-    """Returns a console on standard output: as wide as the terminal, or 100 columns of plain text."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
 
 
 def _short(tag: str) -> str:

@@ -302,7 +302,7 @@ class _Run:
         events = tensorboard_folder(self.engine_settings.tensorboard, self.folder)
         return (
             f"tensorboard --host 127.0.0.1 --logdir {shlex.quote(str(events))}",
-            f"python launch/predict.py --model {folder} --parquet-file {file} --output {folder}/forecasts.parquet",
+            f"python launch/predict.py --model {folder} --parquet-file {file}",
             f"python launch/evaluate.py --model {folder} --parquet-file {file}",
         )
 
@@ -368,8 +368,9 @@ def _model_lines(model: TemporalFusionTransformer, num_parameters: int) -> tuple
     total = size.num_static + size.num_observed + size.num_known
     blocks = ", ".join(f"{name} {count:,}" for name, count in parameter_table(model) if count)
     return (
-        f"model: {total} inputs ({size.num_static} static, {size.num_observed} observed, {size.num_known} known), "
-        f"encoder {size.encoder_length}, horizon {size.horizon}, hidden {size.hidden_size}",
+        f"model: {total} inputs ({size.num_static} static, {size.num_observed} observed, "
+        f"{size.num_known} known), encoder {size.encoder_length}, horizon {size.horizon}, "
+        f"hidden {size.hidden_size}",
         f"model: {num_parameters:,} parameters: {blocks}",
     )
 

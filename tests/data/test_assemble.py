@@ -176,8 +176,7 @@ def test_an_unseen_category_is_unknown_and_named(tmp_path):
     assert data.preprocessor.categories["weather"].cardinality == cardinality == 4
     assert np.flatnonzero(data.table.observed_categories[:, 0] == 0).tolist() == [55, 58, 115]
     assert (
-        "weather: 2 values unseen in training, taken as unknown, in 3 rows: 'hail' (2), 'fog' (1)"
-        in data.lines
+        "weather: 2 values unseen in training, taken as unknown, 3 times: 'hail' (2), 'fog' (1)" in data.lines
     )
 
 

@@ -57,6 +57,6 @@ def test_json_round_trip():
 def test_unseen_line_names_the_most_frequent():
     line = unseen_line("month", {f"m{i}": 10 - i for i in range(7)})
     assert line == (
-        "month: 7 values unseen in training, taken as unknown, in 49 rows: "
+        "month: 7 values unseen in training, taken as unknown, 49 times: "
         "'m0' (10), 'm1' (9), 'm2' (8), 'm3' (7), 'm4' (6) and 2 more"
     )

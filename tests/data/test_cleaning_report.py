@@ -43,7 +43,7 @@ def test_every_count_has_its_line():
         "gaps: 1 ended a segment, which leaves 3 segments",
         "missing: 3 values carried forward (x 3)",
         "missing: 2 values with none before them take the training mean (y 2)",
-        "missing: 1 null categories count as unknown (c 1)",
+        "missing: 1 null categories are taken as a category of their own (c 1)",
     ]
 
 

@@ -251,7 +251,7 @@ def test_unseen_series_and_categories_are_said(shop):
     words = " ".join(words.split())
     assert pq.read_table(path)["shop"].to_pylist() == ["A"] * 4 + ["NEW"] * 4
     assert "series: 1 of 2 were not in training; they take the statistics of all of its series: NEW" in words
-    assert "holiday: 1 values unseen in training, taken as unknown, in 8 rows: 'strike' (8)" in words
+    assert "holiday: 1 values unseen in training, taken as unknown, 8 times: 'strike' (8)" in words
 
 
 def test_short_series_are_left_out_and_named(shop):

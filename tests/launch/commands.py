@@ -35,7 +35,15 @@ class Result:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment with the package on the path and without what a process of a run would find there."""
-    places = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR")
+    places = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "DS_ACCELERATOR",
+    )
     kept = {name: value for name, value in os.environ.items() if name not in places}
     return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
 

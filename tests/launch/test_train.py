@@ -69,7 +69,12 @@ def test_both_spellings_of_deepspeeds_flag(script, asked):
 
 @pytest.mark.parametrize(
     "line",
-    [[], ["--parquet-file"], ["--parquet-file", "a", "--epoch", "3"], ["--parquet-file", "a", "--epochs", "many"]],
+    [
+        [],
+        ["--parquet-file"],
+        ["--parquet-file", "a", "--epoch", "3"],
+        ["--parquet-file", "a", "--epochs", "many"],
+    ],
 )
 def test_a_bad_flag_is_code_2(script, line, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -106,7 +111,9 @@ def test_a_users_mistake_is_one_line_and_code_2(script, files, tmp_path, more, m
 def test_a_bad_json_in_a_process_of_its_own(files, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text('{"data": {"target": "sales",}')
-    result = run(sys.executable, TRAIN, "--parquet-file", str(files / "panel.parquet"), "--config", str(broken))
+    result = run(
+        sys.executable, TRAIN, "--parquet-file", str(files / "panel.parquet"), "--config", str(broken)
+    )
     assert result.code == 2
     assert result.output == ""
     assert len(result.errors.splitlines()) == 1
@@ -115,7 +122,11 @@ def test_a_bad_json_in_a_process_of_its_own(files, tmp_path):
 
 def test_plain_python_in_an_empty_environment(files, tmp_path):
     """No launcher, no compiler, no network, no home: and the same losses as in this process."""
-    bare = {"PYTHONPATH": environment()["PYTHONPATH"], "PATH": str(tmp_path / "nothing"), "OMP_NUM_THREADS": "1"}
+    bare = {
+        "PYTHONPATH": environment()["PYTHONPATH"],
+        "PATH": str(tmp_path / "nothing"),
+        "OMP_NUM_THREADS": "1",
+    }
     result = run(sys.executable, TRAIN, *flags(files, tmp_path / "run", "--local-rank=0"), env=bare)
     assert result.code == 0, result.errors
     assert result.errors == ""

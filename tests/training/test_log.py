@@ -6,7 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from ds_tft.training.log import RunLog, make_console
+from ds_tft.console import make_console
+from ds_tft.training.log import RunLog
 
 SCALARS = {"loss/train": 0.123456, "optimizer/learning_rate": 1e-3, "throughput/windows_per_second": 83.35}
 

@@ -19,7 +19,13 @@ from ds_tft.training.run import train
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-TRAINING = {"epochs": 2, "log_every_steps": 3, "checkpoint_every_steps": 4, "keep_checkpoints": 9, "patience": 0}
+TRAINING = {
+    "epochs": 2,
+    "log_every_steps": 3,
+    "checkpoint_every_steps": 4,
+    "keep_checkpoints": 9,
+    "patience": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +125,9 @@ def test_events_are_against_optimizer_steps(finished):
 
 def test_the_export_is_the_best_model(finished):
     loaded = read_export(finished)
-    losses = {step: record["loss/validation"] for step, record in records(finished, "loss/validation").items()}
+    losses = {
+        step: record["loss/validation"] for step, record in records(finished, "loss/validation").items()
+    }
     best = min((step for step in losses if step), key=losses.__getitem__)
     assert loaded.description.step == best
     assert loaded.description.validation_loss == losses[best]
@@ -169,7 +177,10 @@ def test_a_checkpoint_of_another_run_needs_the_same_settings_too(copy, finished,
         (("model.hidden_size=16",), ["model.hidden_size: 8 -> 16"]),
         (("model.quantiles=[0.1,0.5]",), ["model.quantiles"]),
         (("window.encoder_length=9",), ["window.encoder_length: 8 -> 9"]),
-        (('data.observed_reals=["weight","visits"]',), ["data.observed_reals", "layout.roles.observed_reals"]),
+        (
+            ('data.observed_reals=["weight","visits"]',),
+            ["data.observed_reals", "layout.roles.observed_reals"],
+        ),
         (("model.hidden_size=16", "window.horizon=2"), ["model.hidden_size", "window.horizon"]),
         (("training.seed=5",), ["training.seed: 0 -> 5"]),
         (("deepspeed.zero_optimization.stage=0",), ["engine.zero_optimization.stage: 1 -> 0"]),
@@ -194,7 +205,9 @@ def test_columns_in_another_order_are_another_model(finished, files, tmp_path):
     output = run(folder, tmp_path / "run", epochs=1)
     config["data"] |= {"known_reals": ["weight", "price"]}
     (folder / "run.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r'layout.roles.known_reals: \["price", "weight"\] -> \["weight", "price"\]'):
+    with pytest.raises(
+        ConfigError, match=r'layout.roles.known_reals: \["price", "weight"\] -> \["weight", "price"\]'
+    ):
         run(folder, output, resume="auto", epochs=1)
 
 
@@ -247,7 +260,8 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"), [("use_int8", "--use-int8"), ("use_gradient_checkpointing", "--use-gradient-checkpointing")]
+    ("flag", "name"),
+    [("use_int8", "--use-int8"), ("use_gradient_checkpointing", "--use-gradient-checkpointing")],
 )
 def test_features_that_do_not_exist_yet_are_refused_first(files, tmp_path, flag, name):
     with pytest.raises(ConfigError, match=rf"{name}: not available yet; leave it out"):
@@ -294,7 +308,7 @@ def test_several_targets_and_weights(files, tmp_path):
     output = run(
         files,
         tmp_path / "run",
-        'data.observed_reals=[]',
+        "data.observed_reals=[]",
         "data.weight=weight",
         targets=("visits", "sales"),
         epochs=1,

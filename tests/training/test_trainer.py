@@ -202,13 +202,21 @@ def test_the_best_weights_are_kept(data, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, data, epochs=4)
     kept = {}
     save = trainer._save
-    monkeypatch.setattr(trainer, "_save", lambda: (kept.setdefault(trainer.state.step, weights_of(trainer)), save()))
+    monkeypatch.setattr(
+        trainer, "_save", lambda: (kept.setdefault(trainer.state.step, weights_of(trainer)), save())
+    )
     state = trainer.train()
     assert (state.best_step, state.best_loss, state.nonfinite_validations) == (14, 2.0, 1)
     best = load_file(tmp_path / BEST_WEIGHTS)
     assert all(torch.equal(best[name], weight) for name, weight in kept[14].items())
     assert not all(torch.equal(best[name], weight) for name, weight in kept[28].items())
-    assert [record["best"] for record in records(tmp_path, "best").values()] == [False, True, True, False, False]
+    assert [record["best"] for record in records(tmp_path, "best").values()] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_run_without_a_finite_validation_has_no_best(data, tmp_path, monkeypatch):
@@ -239,7 +247,12 @@ def test_early_stopping_within_an_epoch_loses_no_loss(data, tmp_path, monkeypatc
 
 def test_validation_and_checkpoints_within_an_epoch(data, tmp_path):
     trainer = make_trainer(
-        tmp_path, data, validate_every_steps=3, checkpoint_every_steps=2, log_every_steps=5, keep_checkpoints=9
+        tmp_path,
+        data,
+        validate_every_steps=3,
+        checkpoint_every_steps=2,
+        log_every_steps=5,
+        keep_checkpoints=9,
     )
     trainer.train()
     assert list(records(tmp_path, "loss/validation")) == [0, 3, 6, 7]
@@ -272,7 +285,9 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_end_the_run(data, 
     good = make_trainer(folder, data, deepspeed=stage(number), epochs=1)
     good.train()
     weights[:] = np.inf
-    trainer = make_trainer(folder, with_weights(data, weights), deepspeed=stage(number), max_nonfinite_steps=3)
+    trainer = make_trainer(
+        folder, with_weights(data, weights), deepspeed=stage(number), max_nonfinite_steps=3
+    )
     trainer.validation = trainer.validation.take(np.arange(0))
     trainer.state = load_checkpoint(trainer.engine, folder / "checkpoints" / "step-7", folder)
     trainer.state.epoch = 0
@@ -317,7 +332,9 @@ def test_an_absurd_rate_ends_the_run_and_leaves_a_checkpoint_that_loads(data, tm
         max_nonfinite_steps=4,
         epochs=9,
     )
-    with pytest.raises(UserError, match=r"not finite, got 4 such updates in a row.*weights up to .*e\+") as caught:
+    with pytest.raises(
+        UserError, match=r"not finite, got 4 such updates in a row.*weights up to .*e\+"
+    ) as caught:
         trainer.train()
     assert "step-" in str(caught.value)
     newest = list_checkpoints(tmp_path / "checkpoints")[-1]
@@ -340,7 +357,9 @@ def test_nothing_kept_is_said(data, tmp_path):
 SCHEDULES = [(CONSTANT_RATE,), ()]
 
 
-@pytest.mark.parametrize(("number", "precision"), [(0, ()), (1, ()), (2, ()), (1, ("deepspeed.bf16.enabled=true",))])
+@pytest.mark.parametrize(
+    ("number", "precision"), [(0, ()), (1, ()), (2, ()), (1, ("deepspeed.bf16.enabled=true",))]
+)
 def test_a_resumed_run_is_the_run_that_was_not_left(data, tmp_path, number, precision):
     """Left in the middle of an epoch, between two log lines, with momentum, schedule and dropout."""
     settings = (f"deepspeed.zero_optimization.stage={number}", *precision)
@@ -422,7 +441,11 @@ def test_the_best_weights_are_those_the_checkpoint_knows(data, tmp_path, monkeyp
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_changed_rates_and_clipping_count_from_the_first_step_on(data, tmp_path, number):
     make_trainer(tmp_path, data, deepspeed=stage(number)).train()
-    lower = (f"{RATE}=0.0002", "deepspeed.gradient_clipping=0.3", "deepspeed.optimizer.params.weight_decay=0.5")
+    lower = (
+        f"{RATE}=0.0002",
+        "deepspeed.gradient_clipping=0.3",
+        "deepspeed.optimizer.params.weight_decay=0.5",
+    )
     resumed = make_trainer(tmp_path, data, deepspeed=stage(number, *lower), epochs=2)
     resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path)
     group = resumed.engine.optimizer.param_groups[0]

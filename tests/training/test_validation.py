@@ -28,7 +28,9 @@ def parts(tmp_path_factory):
 
 def loss_of(parts, batch_size, windows=None, place=PLACE):
     model, builder, every = parts
-    return validation_loss(model, builder, every if windows is None else windows, QUANTILES, batch_size, place)
+    return validation_loss(
+        model, builder, every if windows is None else windows, QUANTILES, batch_size, place
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 21, 64])

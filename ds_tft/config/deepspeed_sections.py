@@ -106,10 +106,24 @@ class TensorBoard(Section):
 class ProductSettings(Section):
     """The section `ds_tft`: what DeepSpeed has no key for."""
 
+    streaming: bool = True
+    """Variable selection in chunks of variables, which are recomputed in backward. The result is the same;
+    `false` computes all variables at once and keeps them."""
+    variables_per_chunk: Count | Auto = "auto"
+    """Variables of a chunk; `auto` suits the device."""
     recompute: tuple[str, ...] | None = None
     """Blocks of the model whose activations are recomputed in backward."""
     memory_budget_gib: Annotated[float, Field(gt=0)] | None = None
     """GPU memory that the plan may use, in GiB."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ProductSettings:
+        if not self.streaming and self.variables_per_chunk != "auto":
+            raise ValueError(
+                f"variables_per_chunk has no effect without streaming, got {self.variables_per_chunk}; "
+                "leave it out"
+            )
+        return self
 
 
 class DeepSpeedSettings(Section):
@@ -151,6 +165,11 @@ class DeepSpeedSettings(Section):
     def _check(self) -> DeepSpeedSettings:
         self._check_precision()
         self._check_rates()
+        if self.zero_optimization.stage == 3 and self.ds_tft.streaming:
+            raise ValueError(
+                "zero_optimization.stage 3 gathers weights for plain modules only; "
+                "use stage 2, or set ds_tft.streaming to false"
+            )
         stage, allowed = self.zero_optimization.stage, self.zero_allow_untested_optimizer
         if isinstance(self.optimizer, OptimizerSGD) and stage and allowed is False:
             raise ValueError(

@@ -15,6 +15,7 @@ from ds_tft.errors import ConfigError
 from ds_tft.export import LoadedModel, ModelDescription
 from ds_tft.forecast.metrics import level_name
 from ds_tft.formatting import format_number
+from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
 
 
@@ -72,9 +73,11 @@ def prepare_model_data(loaded: LoadedModel, source: ParquetSource, *, beyond_end
     """
     preprocessor = loaded.description.preprocessor
     horizon = preprocessor.window.horizon if beyond_end else 0
+    model = loaded.model.to(forecast_device())
+    stream_variable_selection(model)
     data = prepare_forecast(source, _without_weight(preprocessor) if beyond_end else preprocessor, horizon)
     return ModelData(
-        model=loaded.model.to(forecast_device()),
+        model=model,
         description=loaded.description,
         data=data,
         builder=BatchBuilder(data.table, preprocessor.window, preprocessor.target_scaler),

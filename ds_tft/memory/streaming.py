@@ -5,8 +5,8 @@ changes: no wrapper, no parameter, no name; a checkpoint written with it loads w
 
 Kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks. The
 price: the networks of the variables run again in backward. Saved beside memory: the products of embeddings
-with the layers right behind them are taken once per forward instead of once per row. Nothing is cached from one
-forward to the next, so nothing can be stale.
+with the layers right behind them are taken once per forward instead of once per row. Nothing is cached from
+one forward to the next, so nothing can be stale.
 
 Exact: results and gradients are those of the plain module up to the order of additions. With parameters in
 half precision, softmax, skip connection, layer norm and mix are in float32. Under autocast, the matrix

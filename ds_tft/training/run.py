@@ -29,7 +29,9 @@ from ds_tft.forecast.baselines import make_baselines
 from ds_tft.forecast.evaluate import Evaluation, evaluate, write_evaluation
 from ds_tft.forecast.scaled_errors import seasonal_scale
 from ds_tft.forecast.summary import RunSummary, print_summary
+from ds_tft.memory.chunks import StreamingSettings
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model.tft import TemporalFusionTransformer, parameter_table
 from ds_tft.training.arguments import TrainArguments
@@ -127,6 +129,7 @@ class _Run:
             ),
         ):
             log.say(line)
+        self._stream(model, log)
         config = engine_config(self.engine_settings, self.batch, steps, num_parameters)
         resumed_from = self._open_folder(log, config)
         engine = build_engine(model, config)
@@ -140,6 +143,16 @@ class _Run:
         if self.place.is_first:
             self._finish(log, trainer, seconds, evaluation, num_parameters)
         engine.destroy()
+
+    def _stream(self, model: TemporalFusionTransformer, log: RunLog) -> None:
+        """Lets variable selection stream, unless the settings say otherwise."""
+        product = self.engine_settings.ds_tft
+        if not product.streaming:
+            log.say("streaming variable selection: off (ds_tft.streaming)")
+            return
+        chunk = product.variables_per_chunk
+        settings = StreamingSettings(variables_per_chunk=chunk if isinstance(chunk, int) else None)
+        log.say(stream_variable_selection(model, settings).line())
 
     @property
     def evaluation_batch_size(self) -> int:
@@ -238,6 +251,7 @@ class _Run:
         windows = self.data.windows["test"]
         if not len(windows):
             return None
+        stream_variable_selection(model)
         table, train_rows = self.data.table, self.data.train_rows
         season = self.data.preprocessor.layout.step.seasonal_periods()
         baselines = make_baselines(

@@ -155,7 +155,7 @@ def test_two_processes_of_the_launcher_learn_what_one_does(files, tmp_path):
     assert [each["processes"] for each in settings] == [1, 2]
     assert [each["engine"]["train_micro_batch_size_per_gpu"] for each in settings] == [8, 8]
     evaluations = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("one", "two")]
-    assert evaluations[0]["windows"] == evaluations[1]["windows"] if "windows" in evaluations[0] else True
+    assert evaluations[0].keys() == evaluations[1].keys()
     for line in ("settings: all of them are in", "engine: ZeRO", "step 7/7  epoch 1", "Run folder"):
         assert two.output.count(line) == 1, f"only the first process speaks: {line}"
     shards = sorted(path.name for path in (tmp_path / "two" / "checkpoints" / "step-7").glob("zero_*"))

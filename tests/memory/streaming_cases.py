@@ -135,8 +135,8 @@ def results(owner: Owner, inputs: Inputs, seed: int = 0) -> dict[str, Tensor]:
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest expected magnitude."""
-    difference = (actual.double() - expected.double()).abs().max()
-    return float(difference / expected.double().abs().max().clamp_min(1e-30))
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
 def largest_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

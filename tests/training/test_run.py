@@ -219,13 +219,13 @@ def test_other_data_in_the_same_columns_is_noticed(finished, files, tmp_path):
         run(files, finished, resume="auto", parquet=path)
 
 
-def test_another_number_of_processes_is_refused(finished, files):
+def test_another_number_of_processes_is_refused(finished, files, tmp_path):
     settings = json.loads((finished / "settings.json").read_text())
     assert settings["processes"] == 1
     checkpoint = finished / "checkpoints" / "step-4"
+    moved = shutil.copytree(finished, tmp_path / "by-two")
+    (moved / "settings.json").write_text(json.dumps(settings | {"processes": 2}))
     with pytest.raises(ConfigError, match=r"processes: 2 -> 1"):
-        moved = shutil.copytree(finished, finished.parent / "by-two")
-        (moved / "settings.json").write_text(json.dumps(settings | {"processes": 2}))
         run(files, moved, resume="auto")
     (moved / "checkpoints" / "step-4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
     with pytest.raises(ConfigError, match=r"was written by 2 processes, got 1; start 2 processes"):

@@ -9,16 +9,16 @@ BYTE_UNITS = ((1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
 TIME_UNITS = ((1e-6, "us"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
 
 
-def format_number(value: float) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """Writes a value with 4 significant digits: `1.235`, `12,350`, `1.699e-05`, `n/a` for NaN."""
     if math.isnan(value):
         return "n/a"
     if math.isinf(value) or value == 0:
         return f"{value:g}"
-    rounded = float(f"{value:.3e}")
+    rounded = float(f"{value:.{digits - 1}e}")
     if not 1e-4 <= abs(rounded) < 1e12:
-        return f"{rounded:.3e}"
-    decimals = max(0, 3 - math.floor(math.log10(abs(rounded))))
+        return f"{rounded:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{rounded:,.{decimals}f}"
 
 

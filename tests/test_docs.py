@@ -225,7 +225,7 @@ def test_hourly_prices_make_a_forecast_per_day(tmp_path):
     data = prepare_example("hourly_prices.json", columns, tmp_path)
     test = data.windows["test"]
     origins = data.table.times[test.origins].astype("datetime64[us]")
-    assert origins[0] == np.datetime64("2017-12-31T23:00")
+    assert origins[0] == np.datetime64("2018-12-04T23:00")
     assert (np.diff(origins) == np.timedelta64(1, "D")).all()
     assert data.preprocessor.layout.known_reals[:2] == ("Grid load forecast", "Wind power forecast")
 

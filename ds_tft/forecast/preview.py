@@ -14,6 +14,9 @@ from ds_tft.formatting import format_number
 ZEROS = ("T00:00:00", ":00")
 """What times that all end in it are shown without."""
 
+DIGITS = 6
+"""Significant digits of values: prices that differ little must not look alike."""
+
 
 def preview_table(rows: pa.RecordBatch, kind: TimeKind, *, plain: bool) -> Table:
     """Returns the rows as a table to print.
@@ -40,5 +43,5 @@ def _texts(values: pa.Array, field: pa.Field, kind: TimeKind) -> list[str]:
         zeros = next((end for end in ZEROS if all(text.endswith(end) for text in texts)), "")
         return [text.removesuffix(zeros) for text in texts]
     if pa.types.is_floating(field.type):
-        return ["" if value is None else format_number(value) for value in values.to_pylist()]
+        return ["" if value is None else format_number(value, DIGITS) for value in values.to_pylist()]
     return [str(value) for value in values.to_pylist()]

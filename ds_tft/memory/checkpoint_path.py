@@ -1,8 +1,8 @@
 """The machinery that runs a block again in backward: DeepSpeed's, or torch's own.
 
-Both drop what the block's operations save, and run the block again when backward asks for the first of it. Both
-are given a function without arguments that finds the block's inputs itself (`kept_inputs.py`), so that neither
-has tensors of the caller to empty, and what is kept is the same.
+Both drop what the block's operations save, and run the block again when backward asks for the first of it.
+Both are given a function without arguments that finds the block's inputs itself (`kept_inputs.py`), so that
+neither has tensors of the caller to empty, and what is kept is the same.
 
 DeepSpeed's is taken except with `cpu_checkpointing`: its offload empties the only copy on a CPU, and on CUDA
 moves every tensor, however small, and counts none.
@@ -53,7 +53,7 @@ def run_checkpointed(path: CheckpointPath, run: Callable[[], None], device: torc
         # The tensor tells torch which device's generator to repeat.
         checkpoint(lambda _marker: run(), torch.empty(0, device=device), use_reentrant=False)
         return
-    from deepspeed.runtime.activation_checkpointing.checkpointing import non_reentrant_checkpoint
+    from deepspeed import checkpointing
 
     autocast = AutocastState.present(device)
 
@@ -62,7 +62,7 @@ def run_checkpointed(path: CheckpointPath, run: Callable[[], None], device: torc
             run()
         return ()
 
-    non_reentrant_checkpoint(run_as_now)
+    checkpointing.non_reentrant_checkpoint(run_as_now)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

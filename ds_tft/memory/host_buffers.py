@@ -1,7 +1,7 @@
 """Host memory for offloaded tensors, used again from step to step, and the copies to it and back.
 
-On CUDA the buffers are page-locked and the copies run on a stream of their own, beside the computation. On a CPU
-the same calls copy to separate memory at once.
+On CUDA the buffers are page-locked and the copies run on a stream of their own, beside the computation. On a
+CPU the same calls copy to separate memory at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The inputs of a block that is recomputed: what is kept of it between forward and backward.
 
-Tensors are saved the way autograd saves its own: saved-tensor hooks see them (so meters count them and offload
-moves them), and one that is changed in place afterwards is an error in backward. They are detached aliases: the
-caller's tensors are never touched.
+Tensors are saved the way autograd saves its own: saved-tensor hooks see them, so that meters count them and
+offload moves them, and one that is changed in place afterwards is an error in backward. They are detached
+aliases: the caller's tensors are never touched.
 """
 
 from __future__ import annotations

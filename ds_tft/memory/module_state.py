@@ -1,7 +1,7 @@
 """Buffers of a block that runs twice: the second run starts where the first one did, and leaves no trace.
 
-So statistics of a batch norm and ranges of an observer move once per step, and the second run computes with the
-values that the first one saw.
+So statistics of a batch norm and ranges of an observer move once per step, and the second run computes with
+the values that the first one saw.
 """
 
 from __future__ import annotations

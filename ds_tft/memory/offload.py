@@ -1,9 +1,9 @@
 """Moves what is kept between forward and backward to host memory, and back when backward needs it.
 
-The inputs that a recomputed block keeps (`kept_inputs.py`) are saved under the hooks given out here. Each save is
-one group. When backward asks for a group, the copies of the one saved before it are started as well, so that
-they are there when their turn comes. A buffer is free again when the graph has dropped what was saved in it: after
-backward, or, where no backward followed, with the graph.
+The inputs that a recomputed block keeps (`kept_inputs.py`) are saved under the hooks given out here. Each
+save is one group. When backward asks for a group, the copies of the one saved before it are started as well,
+so that they are there when their turn comes. A buffer is free again when the graph has dropped what was saved
+in it: after backward, or, where no backward followed, with the graph.
 """
 
 from __future__ import annotations
@@ -144,4 +144,3 @@ class _Moved:
         self.fetch: Fetch | None = None
         group.members.add(self)
         weakref.finalize(self, owner.give_back, buffer).atexit = False
-

@@ -60,8 +60,7 @@ class RecomputedBlock:
     def __init__(self, name: str, module: nn.Module, state: RecomputeState, *, saves_only: bool) -> None:
         self.name = name
         self.module = module
-        self.before: Callable[..., Any] | None = vars(module).get("forward")
-        """What an earlier pass put in place of the class's own forward."""
+        self._before: Callable[..., Any] | None = vars(module).get("forward")  # an earlier pass's
         self.forward: Callable[..., Any] = module.forward
         self.state = state
         self.saves_only = saves_only
@@ -73,6 +72,13 @@ class RecomputedBlock:
         call = _Call(self, args, kwargs)
         run_checkpointed(self.state.path, call.run, self.state.device)
         return call.take_result()
+
+    def undo(self) -> None:
+        """Gives the module back the forward that it had."""
+        if self._before is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._before
 
     @contextmanager
     def first_run(self) -> Iterator[None]:

@@ -1,8 +1,9 @@
 """Whether code runs for the first time or again in backward, for modules that must know.
 
-A block that is recomputed runs twice per step. Its random numbers repeat, and its buffers are private copies of
-what they were (`module_state.py`), so a moving average needs no care and must be updated as in forward. What
-lives elsewhere, such as a count kept in an attribute, is moved once by asking `is_recomputing()`.
+A block that is recomputed runs twice per step. Its random numbers repeat, and its buffers are private copies
+of what they were (`module_state.py`): a moving average in a buffer needs no care, and must be updated in the
+second run as in the first. What lives elsewhere, such as a count in an attribute, is moved once by asking
+`is_recomputing()`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class _Recompute(NamedTuple):
     saves_only: bool
 
 
-# Like torch's own grad mode: a state of the running thread, set and reset by the context below and nowhere else.
+# A state of the running thread, like torch's grad mode; only the context below sets it.
 _RUNNING: ContextVar[_Recompute | None] = ContextVar("running recompute", default=None)
 
 

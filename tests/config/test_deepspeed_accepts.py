@@ -37,7 +37,7 @@ def test_shipped_configs(path):
     "overrides",
     [
         ("fp16.enabled=true", "fp16.loss_scale=128", "fp16.consecutive_hysteresis=true"),
-        ("zero_optimization.stage=3", "zero_optimization.overlap_comm=false"),
+        ("zero_optimization.stage=3", "zero_optimization.overlap_comm=false", "ds_tft.streaming=false"),
         ("train_micro_batch_size_per_gpu=4",),
         (SGD,),
         ("optimizer.type=Adam", "optimizer.params.adam_w_mode=false"),

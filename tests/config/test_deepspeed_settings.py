@@ -129,6 +129,12 @@ def test_bad_overrides(read, override, message):
         ({"stage": 1}, "stage: unknown key; did you mean 'zero_optimization.stage'?"),
         (zero(stage="1"), 'zero_optimization.stage: expected an integer, got "1"; write 1'),
         (zero(stage=True), "zero_optimization.stage: expected an integer, got true; the default is 0"),
+        (zero(stage=3), "zero_optimization.stage 3 gathers weights for plain modules only; "
+         "use stage 2, or set ds_tft.streaming to false"),
+        (
+            {"ds_tft": {"streaming": False, "variables_per_chunk": 4}},
+            "ds_tft: variables_per_chunk has no effect without streaming, got 4; leave it out",
+        ),
         (zero(stage=4), "zero_optimization.stage: expected 3 or less, got 4; the default is 0"),
         (zero(stage=1, overlap_comm="true"),
          'zero_optimization.overlap_comm: expected true or false, got "true"; write true'),
@@ -174,7 +180,7 @@ def test_bad_overrides(read, override, message):
         ({"activation_checkpointing": {"partitioned_activations": True}},
          "activation_checkpointing.partitioned_activations: unknown key; did you mean "
          "'partition_activations'?"),
-        ({"ds_tft": {"memory": 4}}, "ds_tft.memory: unknown key; known: memory_budget_gib, recompute"),
+        ({"ds_tft": {"memory": 4}}, "ds_tft.memory: unknown key; known: memory_budget_gib, recompute, streaming, variables_per_chunk"),
     ],
 )  # fmt: skip
 def test_messages(read, raw, message):

@@ -182,7 +182,10 @@ def test_settings_without_anything_odd_have_no_notes():
         ((), "1.86"),
         (("bf16.enabled=true",), "0.93"),
         (("zero_optimization.overlap_comm=true",), "3.73"),
-        (("zero_optimization.stage=3", "zero_optimization.overlap_comm=true"), "1.86"),
+        (
+            ("zero_optimization.stage=3", "zero_optimization.overlap_comm=true", "ds_tft.streaming=false"),
+            "1.86",
+        ),
     ],
 )
 def test_a_bucket_above_the_model_is_named_with_its_bytes(overrides, gib):

@@ -16,7 +16,9 @@ from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings
 from ds_tft.config.run import RunSettings
 from ds_tft.data.batches import BatchBuilder
 from ds_tft.data.prepare import TrainingData
+from ds_tft.memory.chunks import StreamingSettings
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.training.engine import build_engine
 from ds_tft.training.environment import ProcessPlace
@@ -56,6 +58,8 @@ def make_trainer(
     batch = resolve_batch(engine_settings, 1, batch_size)
     torch.manual_seed(settings.training.seed)
     network = TemporalFusionTransformer(model_size(data, settings, QUANTILES))
+    if engine_settings.ds_tft.streaming:
+        stream_variable_selection(network, StreamingSettings())
     windows = TrainingWindows(
         builder=BatchBuilder(data.table, data.preprocessor.window, data.preprocessor.target_scaler),
         train=data.windows["train"],

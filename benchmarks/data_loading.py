@@ -17,29 +17,32 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from machine import machine_lines
-
-from ds_tft.config.batch import BatchSizes, resolve_batch
-from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings
-from ds_tft.config.run import RunSettings
-from ds_tft.config.validation import validate
-from ds_tft.data.batches import Batch, BatchBuilder, Loader
-from ds_tft.data.infer import infer_roles
-from ds_tft.data.parquet import open_source
-from ds_tft.data.prepare import TrainingData, prepare_training
-from ds_tft.data.sampler import EpochPlan
-from ds_tft.formatting import format_bytes, format_number
-from ds_tft.memory.chunks import StreamingSettings
-from ds_tft.memory.streaming import stream_variable_selection
-from ds_tft.model.loss import pinball_loss
-from ds_tft.model.tft import TemporalFusionTransformer
-from ds_tft.training.engine import build_engine, choose_device, start_process_group
 from ds_tft.training.environment import prepare_environment
-from ds_tft.training.run import model_size
+
+PLACE = prepare_environment()  # before torch is imported, as in a training run
+
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+import torch  # noqa: E402
+from machine import machine_lines  # noqa: E402
+
+from ds_tft.config.batch import BatchSizes, resolve_batch  # noqa: E402
+from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings  # noqa: E402
+from ds_tft.config.run import RunSettings  # noqa: E402
+from ds_tft.config.validation import validate  # noqa: E402
+from ds_tft.data.batches import Batch, BatchBuilder, Loader  # noqa: E402
+from ds_tft.data.infer import infer_roles  # noqa: E402
+from ds_tft.data.parquet import open_source  # noqa: E402
+from ds_tft.data.prepare import TrainingData, prepare_training  # noqa: E402
+from ds_tft.data.sampler import EpochPlan  # noqa: E402
+from ds_tft.formatting import format_bytes, format_number  # noqa: E402
+from ds_tft.memory.chunks import StreamingSettings  # noqa: E402
+from ds_tft.memory.streaming import stream_variable_selection  # noqa: E402
+from ds_tft.model.loss import pinball_loss  # noqa: E402
+from ds_tft.model.tft import TemporalFusionTransformer  # noqa: E402
+from ds_tft.training.engine import build_engine, choose_device, start_process_group  # noqa: E402
+from ds_tft.training.run import model_size  # noqa: E402
 
 BATCH = 32
 SERIES, ROWS = 4, 5000
@@ -58,7 +61,7 @@ def main() -> int:
     parser.add_argument("--hidden-size", type=int, default=64, help="of the model (default: 64)")
     parser.add_argument("--least-ratio", type=float, default=10.0, help="loading over training (default: 10)")
     options = parser.parse_args()
-    start_process_group(choose_device(prepare_environment()))
+    start_process_group(choose_device(PLACE))
     print(*machine_lines(), sep="\n")
     with tempfile.TemporaryDirectory() as folder:
         path = write_bars(Path(folder) / "bars.parquet")
@@ -75,15 +78,15 @@ def main() -> int:
     return 0 if ratio >= options.least_ratio else 1
 
 
-def write_bars(path: Path) -> str:
+def write_bars(path: Path, series: int = SERIES, rows: int = ROWS) -> str:
     """Writes minute bars of some symbols, a random walk each, and returns the path."""
     rng = np.random.default_rng(0)
-    total = SERIES * ROWS
-    close = 100 * np.exp(np.cumsum(rng.normal(0, 1e-3, (SERIES, ROWS)), axis=1)).ravel()
+    total = series * rows
+    close = 100 * np.exp(np.cumsum(rng.normal(0, 1e-3, (series, rows)), axis=1)).ravel()
     open_ = close * np.exp(rng.normal(0, 3e-4, total))
     columns = {
-        "symbol": np.repeat([f"S{i}" for i in range(SERIES)], ROWS).tolist(),
-        "time": pa.array(np.tile(np.arange(ROWS) * 60_000_000, SERIES), pa.timestamp("us")),
+        "symbol": np.repeat([f"S{i}" for i in range(series)], rows).tolist(),
+        "time": pa.array(np.tile(np.arange(rows) * 60_000_000, series), pa.timestamp("us")),
         "open": open_,
         "high": np.maximum(open_, close) * 1.0005,
         "low": np.minimum(open_, close) * 0.9995,

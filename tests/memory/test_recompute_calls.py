@@ -340,6 +340,7 @@ def test_backward_twice(mode):
 
 
 @every_mode
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 def test_second_derivatives(mode):
     plain = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     owner, _ = attach_block(copy.deepcopy(plain), mode)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from ds_tft.errors import UserError
+from ds_tft.errors import ConfigError, UserError
 
 USER_ERROR_EXIT_CODE = 2
 GRACE_SECONDS = 10.0
@@ -17,10 +17,10 @@ GRACE_SECONDS = 10.0
 def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECONDS) -> int:
     """Runs `command` and returns the exit code.
 
-    A `UserError` is printed as one line. All processes of a run usually meet the same one: the first prints
-    it and leaves, upon which the launcher ends the others. They wait for that, since the launcher would end
-    the first process too if another left before it has printed. Anything else is a bug and keeps its
-    traceback.
+    A `UserError` is printed as one line, and so is memory that ran out. All processes of a run usually meet
+    the same one: the first prints it and leaves, upon which the launcher ends the others. They wait for that,
+    since the launcher would end the first process too if another left before it has printed. Anything else is
+    a bug and keeps its traceback.
 
     Args:
         command: What to run.
@@ -28,7 +28,10 @@ def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECOND
     """
     try:
         command()
-    except UserError as error:
+    except Exception as caught:
+        error = _as_user_error(caught)
+        if error is None:
+            raise
         rank = os.environ.get("RANK", "0")
         place = "" if rank == "0" else f" in process {rank}"
         if place:
@@ -36,3 +39,19 @@ def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECOND
         print(f"error{place}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT_CODE
     return 0
+
+
+def _as_user_error(error: Exception) -> UserError | None:
+    """Memory that ran out as an error of the user's; None for a bug."""
+    # By name and text: torch has no class for the CPU, and is not imported for its own.
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, MemoryError) or of_torch:
+        first = str(error).split("\n")[0]
+        return ConfigError(
+            f"memory: there is not enough, got {first!r}; lower train_micro_batch_size_per_gpu, "
+            "training.evaluation_batch_size (--batch-size in a forecast), window.encoder_length or "
+            "model.hidden_size"
+        )
+    return None

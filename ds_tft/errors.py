@@ -29,5 +29,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
         `did you mean 'x'?` when one is near, otherwise the list of known names.
     """
     known = list(known)
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known, n=1) or [
+        other for other in known if other.casefold() == name.casefold()
+    ]
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"

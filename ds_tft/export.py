@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -23,6 +23,7 @@ from ds_tft.data.split import SplitBounds
 from ds_tft.errors import ConfigError
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model.tft import TemporalFusionTransformer
+from ds_tft.model_size import derive_size
 
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
@@ -47,6 +48,17 @@ class ModelDescription(BaseModel):
     """Mean pinball loss in scaled units; None where there was no validation."""
     batch_size: int = Field(default=64, ge=1)
     """Windows per forward of the evaluation after training; later ones use it too unless told otherwise."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelDescription:
+        """The parts must fit each other; a file that was edited may have parts that do not."""
+        if self.preprocessor.window != self.settings.window:
+            raise ValueError("preprocessor.window and settings.window differ")
+        derived = asdict(derive_size(self.preprocessor, self.settings))
+        for name, value in asdict(self.size).items():
+            if value != derived[name]:
+                raise ValueError(f"size.{name} is {value}, and {derived[name]} follows from the rest")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,23 @@ def resolve_batch(settings: DeepSpeedSettings, world_size: int, batch_size_flag:
     return _complete(source, total, micro, accumulation, world_size)
 
 
+def check_fills(sizes: BatchSizes, windows: int) -> None:
+    """Refuses an update whose places would mostly be empty: they take time and memory, and teach nothing.
+
+    Args:
+        sizes: The resolved sizes.
+        windows: Training windows of an epoch.
+
+    Raises:
+        ConfigError: An update has more than twice as many places, and more than the default.
+    """
+    if sizes.global_batch > max(2 * windows, DEFAULT_GLOBAL_BATCH):
+        raise ConfigError(
+            f"--batch-size ({GLOBAL}): an epoch has {windows} windows, got {sizes.global_batch} per update; "
+            f"give at most {windows}"
+        )
+
+
 def _from_flag(
     flag: int, total: int | None, micro: int | None, accumulation: int | None, world_size: int
 ) -> BatchSizes:

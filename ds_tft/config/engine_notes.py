@@ -87,7 +87,9 @@ def _schedule(settings: DeepSpeedSettings, total_steps: int) -> Iterator[str]:
         yield f'scheduler.params.total_num_steps: {total}, the run has {total_steps} updates; write "auto"'
     warmup = warmup_steps(settings, total_steps)
     if warmup > total_steps:
+        is_auto = settings.scheduler.params.warmup_num_steps == "auto"
+        advice = "train for more updates" if is_auto else 'write "auto"'
         yield (
             f"scheduler.params.warmup_num_steps: {warmup}, the run has {total_steps} updates and never "
-            f'reaches the rate {settings.optimizer.params.lr}; write "auto"'
+            f"reaches the rate {settings.optimizer.params.lr}; {advice}"
         )

@@ -102,6 +102,12 @@ class DataSettings(Section):
     max_gap_steps: Annotated[int, Field(ge=0)] = 5
     """A gap of more missing steps than this ends the segment, whatever `gaps` says."""
 
+    @model_validator(mode="after")
+    def _check(self) -> DataSettings:
+        if not isinstance(self.calendar, str) and len(set(self.calendar)) != len(self.calendar):
+            raise ValueError(f"calendar has a feature twice: {list(self.calendar)}; name it once")
+        return self
+
 
 class WindowSettings(Section):
     """Length of a window, in rows of a series."""

@@ -18,6 +18,9 @@ from ds_tft.errors import DataError
 
 Floats = NDArray[np.float64]
 
+MOST_SCALES = 1e18
+"""Largest distance of a target from its centre, in scales: its square still fits float32."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assembled:
@@ -39,7 +42,8 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
         The table, and lines about clipped values and unseen categories.
 
     Raises:
-        DataError: A target lies outside its transform, or a weight is missing or negative.
+        DataError: A target lies outside its transform or beyond all sense, or a weight is missing or
+            negative.
     """
     rows, roles = clean.rows, preprocessor.layout.roles
     numbers = preprocessor.series_numbers(clean.raw.ids.keys)  # (S,)
@@ -55,20 +59,23 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
     calendar = calendar_values(rows.times, preprocessor.layout.calendar, preprocessor.layout.zone)
     categories, unseen = _categories(clean, preprocessor)
     center, scale = preprocessor.target_scaler.of_series(numbers)
+    history = preprocessor.target_scaler.forward(columns(rows, roles.target))
+    _refuse_extremes(rows, roles.target, history, center, scale)
+    weights = _weights(rows, roles.weight)
     table = Table(
         times=rows.times,
         series_of_row=rows.series,
         series_keys=clean.raw.ids.keys,
         segments=rows.segments,
         targets=preprocessor.target_scaler.forward(columns(clean.raw.rows, roles.target)),
-        history=preprocessor.target_scaler.forward(columns(rows, roles.target)),
+        history=history,
         observed_reals=np.concatenate([observed, flags], axis=1),
         observed_categories=_stack(categories, roles.observed_categories, rows.num_rows),
         known_reals=np.concatenate([known, known_flags, calendar], axis=1),
         known_categories=_stack(categories, roles.known_categories, rows.num_rows),
         static_reals=statics,
         static_categories=_stack(categories, preprocessor.layout.static_categories, len(clean.raw.ids.keys)),
-        weights=_weights(rows, roles.weight),
+        weights=weights,
         usable=clean.filled.usable,
         synthetic=rows.synthetic,
         center=center,
@@ -78,6 +85,8 @@ def assemble(clean: CleanRows, features: BarFeatures | None, preprocessor: Prepr
     lines = [unseen_line(name, counts) for name, counts in unseen.items() if counts]
     if clip_counts:
         lines.append(_clip_line(clip_counts, preprocessor.clip))
+    if not_labels := int(((weights == 0) & ~rows.synthetic).sum()):
+        lines.append(f"weights: {not_labels:,} rows of weight 0 are no labels")
     return Assembled(table=table, lines=tuple(lines))
 
 
@@ -167,6 +176,26 @@ def _weights(rows: Rows, name: str | None) -> NDArray[np.float32]:
             f"got {weights[row]:g} in {rows.place(row)} and {int(bad.sum()) - 1} more; correct them"
         )
     return weights.astype(np.float32)
+
+
+def _refuse_extremes(
+    rows: Rows, names: tuple[str, ...], history: Floats, center: Floats, scale: Floats
+) -> None:
+    """Refuses targets (N, O) so far from the centre of their series (S, O) that float32 does not hold them.
+
+    Raises:
+        DataError: There is one.
+    """
+    for o, name in enumerate(names):
+        with np.errstate(over="ignore"):
+            distance = np.abs(history[:, o] - center[rows.series, o]) / scale[rows.series, o]
+        far = distance > MOST_SCALES
+        if far.any():
+            row = int(far.argmax())
+            raise DataError(
+                f"target '{name}', {rows.place(row)}: {distance[row]:g} times the usual size away from the "
+                f"centre of the training rows, got {rows.reals[name][row]:g}; correct it"
+            )
 
 
 def _stack(encoded: dict[str, NDArray[np.int32]], names: tuple[str, ...], length: int) -> NDArray[np.int32]:

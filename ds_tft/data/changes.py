@@ -41,6 +41,7 @@ def segment_of_rows(segments: NDArray[np.int64], num_rows: int) -> NDArray[np.in
     return np.where((segment >= 0) & (rows < segments[segment, 2]), segment, -1)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # as in `group_statistics`
 def running_mean(history: Floats, segments: NDArray[np.int64], window: WindowSettings) -> Floats:
     """Mean of the history of the window that ends at each row.
 
@@ -71,6 +72,7 @@ def running_mean(history: Floats, segments: NDArray[np.int64], window: WindowSet
     return np.where(ends_window, mean, np.nan)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # as in `group_statistics`
 def change_statistics(level: GroupStatistics, target: Anchored, horizon: int, kind: Kind) -> GroupStatistics:
     """Keeps the centres of `level` and replaces its scales by the size of changes.
 

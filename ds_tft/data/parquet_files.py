@@ -41,6 +41,8 @@ def find_files(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         DataError: There is no such path, or no parquet file in the folder.
     """
+    if not path:  # which Path takes for the folder of the process
+        raise DataError("--parquet-file: empty, got ''; give a file, a folder or a glob")
     if Path(path).is_file():
         return (path,), ()
     if Path(path).is_dir():

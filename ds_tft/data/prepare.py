@@ -245,6 +245,9 @@ def _scaler_lines(preprocessor: Preprocessor) -> tuple[str, ...]:
         lines.append(f"scaling: constant in the training rows, only centred: {', '.join(constant)}")
     if empty:
         lines.append(f"scaling: without a value in the training rows: {', '.join(empty)}")
+    if preprocessor.target_scaler.constant_columns:
+        named = ", ".join(preprocessor.target_scaler.constant_columns)
+        lines.append(f"scaling: target without a change in the training rows, left in its own unit: {named}")
     if preprocessor.target_scaler.fallback_series:
         lines.append(
             f"scaling: {preprocessor.target_scaler.fallback_series} series with too few training values take "

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from ds_tft.config.run import BarColumns, CalendarFeature, DataSettings, WindowSettings
 from ds_tft.data.bar_features import bar_feature_columns
@@ -105,6 +105,29 @@ class Preprocessor(BaseModel):
     """By name of the category column."""
     bar_statics: tuple[StaticRow, ...] = ()
     """Bar statics of each training series, None where it had no training row."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Preprocessor:
+        """The parts must fit each other; a file that was edited may have parts that do not."""
+        layout, roles, num_series = self.layout, self.layout.roles, len(self.series_keys)
+        own = () if layout.bars is None else indicator_names(layout.bars.volume is not None)
+        scalers = (
+            ("static_scaler", self.static_scaler, layout.static_reals),
+            ("observed_scaler", self.observed_scaler, roles.observed_reals + own),
+            ("known_scaler", self.known_scaler, roles.known_reals),
+            ("target_scaler", self.target_scaler, roles.target),
+        )
+        for name, scaler, columns in scalers:
+            if scaler.names != columns:
+                raise ValueError(f"{name} must be of the columns {columns}, got {scaler.names}")
+            if len(scaler.center) not in (1, num_series + 1):
+                raise ValueError(f"{name} must have rows for {num_series} series, got {len(scaler.center)}")
+        coded = layout.static_categories + roles.observed_categories + roles.known_categories
+        if set(self.categories) != set(coded):
+            raise ValueError(f"categories must be {sorted(coded)}, got {sorted(self.categories)}")
+        if layout.bars is not None and len(self.bar_statics) != num_series:
+            raise ValueError(f"bar_statics must be of {num_series} series, got {len(self.bar_statics)}")
+        return self
 
     def series_numbers(self, keys: tuple[tuple[str, ...], ...]) -> NDArray[np.int64]:
         """Numbers series as in training, -1 for one that was not there: (S,)."""

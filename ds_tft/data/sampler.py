@@ -72,8 +72,9 @@ def evaluation_batches(num_windows: int, batch: int, rank: int = 0, ranks: int =
     """Window numbers of each evaluation batch of one rank, (number of batches, batch).
 
     Every window occurs once over all ranks; all ranks have the same number of batches, so that they meet in
-    collective operations. Empty places are -1.
+    collective operations. Empty places are -1. A batch is no larger than there are windows.
     """
+    batch = min(batch, max(num_windows, 1))
     rounds = -(-num_windows // (batch * ranks))
     padded = _padded(np.arange(num_windows), rounds * batch * ranks)
     return padded.reshape(rounds, ranks, batch)[:, rank]

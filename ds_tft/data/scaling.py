@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, FiniteFloat, model_validator
 
 from ds_tft.config.run import TargetScaling, WindowSettings
 from ds_tft.data.changes import Anchored, change_statistics, running_mean, segment_of_rows
@@ -39,6 +39,11 @@ class RealScaler(BaseModel):
     fallback_series: int = 0
     """Series with too few training values in some column, which takes the statistics of all series there."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_matrices(self.names, self.center, self.scale)
+        return self
+
     @classmethod
     def fit(
         cls,
@@ -65,10 +70,15 @@ class RealScaler(BaseModel):
 
         Returns:
             The fitted scaler.
+
+        Raises:
+            DataError: Values of a column are too large for statistics.
         """
         groups = num_series if per_series and kind != "none" else 0
         rows = np.flatnonzero(train)
         fitted = [group_statistics(values[rows, v], series[rows], groups, kind) for v in range(len(names))]
+        for v, name in enumerate(names):
+            fitted[v].check(f"column '{name}'", values[rows, v])
         return cls(
             names=names,
             center=_matrix([column.center for column in fitted], groups + 1),
@@ -98,7 +108,8 @@ class RealScaler(BaseModel):
         for first in range(0, len(values), _CHUNK_ROWS):
             rows = slice(first, first + _CHUNK_ROWS)
             group = _statistics_row(series[rows], len(center))
-            chunk = (values[rows] - center[group]) / scale[group]
+            with np.errstate(over="ignore"):  # an infinite one is limited and counted like any other
+                chunk = (values[rows] - center[group]) / scale[group]
             clipped += (np.abs(chunk) > limit).sum(axis=0)
             scaled[rows] = np.nan_to_num(np.clip(chunk, -limit, limit), copy=False)
         counts = zip(self.names, clipped.tolist(), strict=True)
@@ -159,6 +170,11 @@ class TargetScaler(BaseModel):
     fallback_series: int = 0
     """Series with too few training values, which take the statistics of all series."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_matrices(self.names, self.center, self.scale)
+        return self
+
     @classmethod
     def fit(
         cls,
@@ -190,7 +206,7 @@ class TargetScaler(BaseModel):
             The fitted scaler.
 
         Raises:
-            DataError: A target has no value in the training rows.
+            DataError: A target has no value in the training rows, or values too large for statistics.
         """
         assert settings.transform != "auto", "settle `auto` first"
         assert settings.anchor != "auto", "settle `auto` first"
@@ -198,20 +214,20 @@ class TargetScaler(BaseModel):
         segment = segment_of_rows(segments, len(targets))
         fitted = []
         for o, name in enumerate(names):
+            labels = np.where(train, targets[:, o], np.nan)
             level = group_statistics(targets[train, o], series[train], groups, settings.kind)
             if level.count == 0:
                 raise DataError(
                     f"target '{name}': no value in the training period, got {int(train.sum())} rows "
                     "without one; name another target or move the split"
                 )
-            if settings.anchor == "none" or settings.kind == "none":
-                fitted.append(level)
-                continue
-            means = settings.anchor == "mean"
-            anchors = running_mean(history[:, o], segments, window) if means else history[:, o]
-            labels = np.where(train, targets[:, o], np.nan)
-            target = Anchored(labels, anchors, segment, series)
-            fitted.append(change_statistics(level, target, window.horizon, settings.kind))
+            if settings.anchor != "none" and settings.kind != "none":
+                means = settings.anchor == "mean"
+                anchors = running_mean(history[:, o], segments, window) if means else history[:, o]
+                target = Anchored(labels, anchors, segment, series)
+                level = change_statistics(level, target, window.horizon, settings.kind)
+            level.check(f"target '{name}'", labels)
+            fitted.append(level)
         return cls(
             names=names,
             transform=settings.transform,
@@ -259,3 +275,11 @@ def _statistics_row(series: NDArray[np.integer], num_rows: int) -> NDArray[np.in
     """Row of the statistics for each series; the last one serves the unseen."""
     last = num_rows - 1
     return np.full(len(series), last) if last == 0 else np.where(series < 0, last, series)
+
+
+def _check_matrices(names: tuple[str, ...], center: Matrix, scale: Matrix) -> None:
+    """Refuses statistics that are not one number above 0 (scale), or one number (centre), per column."""
+    if len(center) != len(scale) or any(len(row) != len(names) for row in (*center, *scale)):
+        raise ValueError(f"center and scale must be as many rows of {len(names)} numbers")
+    if any(number <= 0 for row in scale for number in row):
+        raise ValueError("scale must be above 0")

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ds_tft.errors import DataError
+
 Floats = NDArray[np.float64]
 Kind = Literal["standard", "robust", "none"]
 
@@ -34,7 +36,25 @@ class GroupStatistics:
     constant: bool  # all numbers together have no spread
     count: int  # finite numbers in all groups
 
+    def check(self, where: str, values: Floats) -> None:
+        """Refuses numbers so large that their statistics left the range of float64.
 
+        Args:
+            where: What the numbers are, for the message.
+            values: (N,) the numbers; NaN where missing.
+
+        Raises:
+            DataError: They are.
+        """
+        if not (np.isfinite(self.center).all() and np.isfinite(self.scale).all()):
+            largest = np.abs(values[np.isfinite(values)]).max()
+            raise DataError(
+                f"{where}: values of the training period are too large to scale, got magnitudes up to "
+                f"{largest:g}; correct them, or store them in a larger unit"
+            )
+
+
+@np.errstate(over="ignore", invalid="ignore")  # `GroupStatistics.check` finds an overflow, and says where
 def group_statistics(
     values: Floats, groups: NDArray[np.integer], num_groups: int, kind: Kind
 ) -> GroupStatistics:

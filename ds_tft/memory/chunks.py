@@ -16,7 +16,7 @@ from ds_tft.errors import ConfigError
 
 MIB = 2**20
 CUDA_BUFFER_BYTES = 16 * MIB  # large enough for a kernel to take longer than its launch
-CPU_BUFFER_BYTES = MIB  # per thread: a few buffers stay in its second-level cache
+CPU_BUFFER_BYTES = MIB  # a few of them stay in the second-level cache
 BUFFERS = 11
 """Buffers of a chunk at most, each of `variables x rows x hidden` values: those of `buffers.py`, the bits of
 the dropout mask (half of one), and one for what an operation returns."""
@@ -27,8 +27,8 @@ class StreamingSettings:
     """How large the chunks are. The results do not depend on it beyond rounding."""
 
     buffer_bytes: int | None = None
-    """Largest size of one buffer of a chunk; about ten are in use at a time. `None` takes 16 MiB on CUDA and
-    1 MiB per thread on a CPU."""
+    """Largest size of one buffer of a chunk; a chunk has about ten, and on a CPU each thread has a chunk.
+    `None` takes 16 MiB on CUDA and 1 MiB on a CPU."""
     variables_per_chunk: int | None = None
     """Variables of a chunk, with all rows, whatever the size. `None` derives both from `buffer_bytes`."""
 
@@ -49,7 +49,7 @@ class StreamingSettings:
         """Returns the largest size of a buffer in bytes."""
         if self.buffer_bytes is not None:
             return self.buffer_bytes
-        return CUDA_BUFFER_BYTES if device.type == "cuda" else CPU_BUFFER_BYTES * torch.get_num_threads()
+        return CUDA_BUFFER_BYTES if device.type == "cuda" else CPU_BUFFER_BYTES
 
 
 class ChunkSize(NamedTuple):

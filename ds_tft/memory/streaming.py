@@ -22,6 +22,7 @@ Letters: R rows (batch x time), V variables, H hidden size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +33,7 @@ from ds_tft.errors import ConfigError
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.chunks import BUFFERS, ChunkSize, StreamingSettings, choose_chunk_size
 from ds_tft.memory.streamed_selection import streamed_forward, sums_dtype
+from ds_tft.memory.workers import count_workers
 from ds_tft.model.variable_selection import VariableSelection
 
 
@@ -53,7 +55,8 @@ class StreamedSelection:
     def workspace_bytes(self, num_rows: int) -> int:
         """Returns an upper bound of what the buffers take while a batch of this many rows runs."""
         chunk = self.chunk_size(num_rows)
-        return BUFFERS * chunk.variables * chunk.rows * self.bytes_per_row
+        workers = count_workers(math.ceil(self.num_variables / chunk.variables), self.device)
+        return workers * BUFFERS * chunk.variables * chunk.rows * self.bytes_per_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +72,9 @@ class StreamingReport:
         names = ", ".join(f"{each.name} ({each.num_variables} variables)" for each in self.selections)
         if self.settings.variables_per_chunk is None:
             limit = self.settings.limit(self.device)
-            chunks = f"buffers of {format_bytes(limit)}, workspace up to {format_bytes(BUFFERS * limit)}"
+            workers = count_workers(max(each.num_variables for each in self.selections), self.device)
+            workspace = format_bytes(workers * BUFFERS * limit)
+            chunks = f"buffers of {format_bytes(limit)}, workspace up to {workspace}"
         else:
             chunks = f"{self.settings.variables_per_chunk} variables at a time"
         return f"streaming variable selection: {names}; {chunks}"

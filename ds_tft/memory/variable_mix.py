@@ -34,6 +34,7 @@ from ds_tft.memory.variable_networks import (
     norm_backward,
     run_networks,
 )
+from ds_tft.memory.workers import count_workers, run_workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,14 +103,22 @@ class _MixVariables(torch.autograd.Function):
             return None, *run.backward(mixed_grad)
 
 
+class _Block(NamedTuple):
+    """Neighbouring variables of one kind, worked on together."""
+
+    variables: Variables
+    within_kind: Span
+    within_all: Span
+
+
 class _Run:
-    """One pass over all chunks, forward or backward."""
+    """One pass over all chunks, forward or backward. On a CPU each of torch's threads takes whole chunks."""
 
     def __init__(
         self, plan: MixPlan, inputs: MixInputs, *, backward: bool = False, input_grad: bool = False
     ) -> None:
         self._plan, self._inputs, self._dtype = plan, inputs, plan.precision.sums
-        device = inputs.weights.device
+        self._device = inputs.weights.device
         self._weights = inputs.weights.t().to(self._dtype).contiguous()  # (V, R)
         self._reals = RealVariables(
             *(inputs.reals, inputs.lines, inputs.hidden_lines, self._dtype),
@@ -120,17 +129,24 @@ class _Run:
             *(inputs.rows, plan.table_bounds, inputs.table, inputs.hidden_table, self._dtype),
             backward=backward,
         )
-        self._dropout = SeededDropout(plan.dropout, plan.seed, device) if plan.dropout else None
-        self._workspace = Workspace(
-            plan.chunk, inputs.norm_bias.shape[-1], plan.precision, device, backward=backward
-        )
+        self._blocks = list(_cut(self._reals, self._categories, inputs, plan.chunk.variables))
+        self._workspaces = [
+            Workspace(plan.chunk, inputs.norm_bias.shape[-1], plan.precision, self._device, backward=backward)
+            for _ in range(count_workers(len(self._blocks), self._device))
+        ]
 
     def forward(self) -> Tensor:
         """Returns the mix."""
-        norm_bias = self._inputs.norm_bias.to(self._dtype)
-        mixed = torch.mm(self._weights.t(), norm_bias)  # (R, H)
-        for chunk, (_, rows) in self._chunks():
-            add_to_mix(chunk, run_networks(chunk), mixed[rows])
+        mixed = torch.mm(self._weights.t(), self._inputs.norm_bias.to(self._dtype))  # (R, H)
+
+        def work(worker: int) -> Tensor:
+            part = mixed if worker == 0 else torch.zeros_like(mixed)
+            for chunk, (_, rows) in self._chunks(worker):
+                add_to_mix(chunk, run_networks(chunk), part[rows])
+            return part
+
+        for part in run_workers(work, len(self._workspaces))[1:]:
+            mixed.add_(part)
         return mixed
 
     def backward(self, mixed_grad: Tensor) -> MixInputs:
@@ -141,37 +157,36 @@ class _Run:
         weights_grad = torch.mm(norm_bias, mixed_grad.t())  # (V, R)
         gradients = NetworkParameters(*map(torch.empty_like, inputs.networks))
         gradients.norm_bias.copy_(torch.mm(self._weights, mixed_grad))
-        for chunk, at in self._chunks():
-            variables, rows = at
-            own = NetworkParameters(*(part[variables] for part in gradients))
-            factor = run_networks(chunk)
-            part = norm_backward(chunk, factor, mixed_grad[rows], mean_grad[at].unsqueeze(-1), own)
-            weights_grad[at] += part.squeeze(-1)
-            layers_backward(chunk, own)
+
+        def work(worker: int) -> None:
+            for chunk, at in self._chunks(worker):
+                variables, rows = at
+                own = NetworkParameters(*(part[variables] for part in gradients))
+                factor = run_networks(chunk)
+                part = norm_backward(chunk, factor, mixed_grad[rows], mean_grad[at].unsqueeze(-1), own)
+                weights_grad[at] += part.squeeze(-1)
+                layers_backward(chunk, own)
+
+        run_workers(work, len(self._workspaces))
         return self._collect(weights_grad, gradients)
 
-    def _chunks(self) -> Iterator[tuple[Chunk, tuple[slice, slice]]]:
-        """Yields the chunks, each with its variables and rows in tensors of shape (V, R)."""
-        num_rows = self._weights.shape[1]
-        for variables, kind, start in self._blocks():
-            everyone = slice(start + kind.start, start + kind.stop)
+    def _chunks(self, worker: int) -> Iterator[tuple[Chunk, tuple[slice, slice]]]:
+        """Yields a worker's chunks, each with its variables and rows in tensors of shape (V, R)."""
+        plan, workspace = self._plan, self._workspaces[worker]
+        dropout = SeededDropout(plan.dropout, plan.seed, self._device) if plan.dropout else None
+        for variables, within_kind, within_all in self._blocks[worker :: len(self._workspaces)]:
             networks = ChunkNetworks.of(
-                self._inputs.networks, everyone, self._plan.precision, fold=self._plan.fold
+                self._inputs.networks, within_all.slice, plan.precision, fold=plan.fold
             )
-            for rows in spans(num_rows, self._plan.chunk.rows):
-                at = (everyone, rows.slice)
+            for rows in spans(self._weights.shape[1], plan.chunk.rows):
+                at = (within_all.slice, rows.slice)
+                place = ChunkPlace(within_kind, rows)
                 weights = self._weights[at].unsqueeze(-1)  # (C, R, 1)
-                buffers = self._workspace.chunk(kind.size, rows.size)
-                place = ChunkPlace(kind, rows)
-                yield Chunk(networks, variables, place, weights, buffers, self._dropout), at
-
-    def _blocks(self) -> Iterator[tuple[Variables, Span, int]]:
-        """Yields variables of one kind, which ones of it, and where the kind starts among all."""
-        num_reals, size = self._inputs.reals.shape[1], self._plan.chunk.variables
-        for span in spans(num_reals, size):
-            yield self._reals, span, 0
-        for span in spans(self._inputs.rows.shape[1], size):
-            yield self._categories, span, num_reals
+                buffers = workspace.chunk(within_kind.size, rows.size)
+                yield (
+                    Chunk(networks, variables, place, within_all.start, weights, buffers, dropout),
+                    at,
+                )
 
     def _collect(self, weights_grad: Tensor, gradients: NetworkParameters) -> MixInputs:
         """Puts all gradients in the order and types of the inputs."""
@@ -186,3 +201,14 @@ class _Run:
             self._categories.hidden_table_grad.to(inputs.hidden_table.dtype),
             *gradients,
         )
+
+
+def _cut(
+    reals: RealVariables, categories: CategoricalVariables, inputs: MixInputs, size: int
+) -> Iterator[_Block]:
+    """Yields blocks of at most `size` variables, none of them with both kinds."""
+    num_reals, num_categories = inputs.reals.shape[1], inputs.rows.shape[1]
+    for span in spans(num_reals, size):
+        yield _Block(reals, span, span)
+    for span in spans(num_categories, size):
+        yield _Block(categories, span, Span(num_reals + span.start, num_reals + span.stop))

@@ -84,6 +84,7 @@ class Chunk(NamedTuple):
     networks: ChunkNetworks
     variables: Variables
     place: ChunkPlace
+    first_variable: int  # its number among all of the selection
     weights: Tensor  # (C, R, 1) selection weights
     buffers: ChunkBuffers
     dropout: SeededDropout | None
@@ -97,7 +98,7 @@ def run_networks(chunk: Chunk) -> Tensor:
     Returns:
         The factor that turns `centred` into normed values, shape (C, R, 1).
     """
-    networks, variables, place, _, buffers, dropout = chunk
+    networks, variables, place, first_variable, _, buffers, dropout = chunk
     variables.first_layer(place, out=buffers.hidden)
     _elu(buffers.hidden, scratch=buffers.output)
     gated, scale = buffers.hidden, 1.0
@@ -106,7 +107,7 @@ def run_networks(chunk: Chunk) -> Tensor:
             networks.output.bias, buffers.hidden, networks.output.weight, out=buffers.output
         )
     if dropout is not None:
-        gated.mul_(dropout.draw(out=buffers.mask))
+        gated.mul_(dropout.draw(first_variable, out=buffers.mask, begin=place.begins))
         scale = dropout.scale
     torch.baddbmm(networks.gate.bias, gated, networks.gate.weight, alpha=scale, out=buffers.gate)
     value, opening = buffers.gate.chunk(2, -1)
@@ -164,7 +165,7 @@ def layers_backward(chunk: Chunk, gradients: NetworkParameters) -> None:
         chunk: As `run_networks` and `norm_backward` left it, not folded.
         gradients: Of the chunk's variables; written or added to.
     """
-    (output, gate, _), variables, place, _, buffers, dropout = chunk
+    (output, gate, _), variables, place, _, _, buffers, dropout = chunk
     assert output is not None, "folded networks have no backward"
     scale = 1.0 if dropout is None else dropout.scale
     variables.embedding_backward(place, buffers.centred_grad)

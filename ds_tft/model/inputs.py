@@ -66,6 +66,12 @@ class ModelSize:
                 "observed_reals and known_reals must be at least 1, for the target's history and the "
                 f"relative time index, got {self.observed_reals} and {self.known_reals}"
             )
+        if min(self.hidden_size, self.num_heads, self.lstm_layers, self.encoder_length, self.horizon) < 1:
+            raise ValueError(
+                "hidden_size, num_heads, lstm_layers, encoder_length and horizon must be at least 1, got "
+                f"{self.hidden_size}, {self.num_heads}, {self.lstm_layers}, {self.encoder_length} and "
+                f"{self.horizon}"
+            )
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) must be a multiple of num_heads ({self.num_heads})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 import ds_tft
-from ds_tft.config.batch import BatchSizes, resolve_batch
+from ds_tft.config.batch import BatchSizes, check_fills, resolve_batch
 from ds_tft.config.deepspeed import check_machine, read_deepspeed_settings
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.config.engine_config import engine_config
@@ -34,6 +34,7 @@ from ds_tft.memory.meter import MemoryMeter
 from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model.tft import TemporalFusionTransformer, parameter_table
+from ds_tft.model_size import derive_size
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.checkpoint import BEST_WEIGHTS, find_checkpoint, load_checkpoint
 from ds_tft.training.engine import build_engine, choose_device, start_process_group, whole_weights
@@ -73,6 +74,7 @@ def train(arguments: TrainArguments, place: ProcessPlace) -> None:
     source = open_source(arguments.parquet)
     inferred = infer_roles(source, run_settings.data)
     data = prepare_training(source, inferred, run_settings)
+    check_fills(batch, _windows_per_epoch(data, run_settings))
     device = choose_device(place)
     check_machine(engine_settings, device.type == "cuda")
     start_process_group(device)
@@ -161,10 +163,8 @@ class _Run:
 
     def _total_steps(self) -> int:
         """Updates of the whole run."""
-        training = self.settings.training
-        windows = len(self.data.windows["train"])
-        used = min(windows, training.windows_per_epoch or windows)
-        return -(-used // self.batch.global_batch) * training.epochs
+        used = _windows_per_epoch(self.data, self.settings)
+        return -(-used // self.batch.global_batch) * self.settings.training.epochs
 
     def _open_folder(self, log: RunLog, config: dict[str, Any]) -> Path | None:
         """Makes the run folder, or checks that a resumed run is the one that it holds."""
@@ -198,6 +198,8 @@ class _Run:
             state = load_checkpoint(engine, resumed_from, self.folder)
             log.rewind(state.step)
             log.say(f"resumed from {resumed_from}: step {state.step}, epoch {state.epoch}")
+            if state.epoch >= self.settings.training.epochs:
+                log.say(f"nothing is left to train, {state.epoch} epochs are done; a larger --epochs goes on")
         with TensorBoardWriter(
             tensorboard_folder(self.engine_settings.tensorboard, self.folder),
             enabled=self.place.is_first and self.engine_settings.tensorboard.enabled,
@@ -221,7 +223,11 @@ class _Run:
         return trainer
 
     def _export(self, engine: Any, trainer: Trainer) -> TemporalFusionTransformer:
-        """Writes the export and returns the model in it, the best one where there was a validation."""
+        """Writes the export and returns the model in it, the best one where there was a validation.
+
+        Raises:
+            ConfigError: Training diverged: there is nothing to export.
+        """
         best = self.folder / BEST_WEIGHTS
         state = trainer.state
         model = TemporalFusionTransformer(self.size)
@@ -229,9 +235,13 @@ class _Run:
             torch.distributed.barrier()
             load_weights(model, best)
         else:
-            trainer.recorders.log.say("export: the weights of the last step; no validation had a finite loss")
+            if len(self.data.windows["validation"]):
+                raise _diverged("no validation had a finite loss")
+            trainer.recorders.log.say("export: the weights of the last step; there is no validation period")
             with whole_weights(engine) as trained:
                 weights = {name: tensor.float().cpu() for name, tensor in trained.state_dict().items()}
+            if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+                raise _diverged("weights are not finite")
             model.load_state_dict(weights)
         if self.place.is_first:
             description = ModelDescription(
@@ -314,10 +324,13 @@ class _Run:
         """What a user types next."""
         folder, file = shlex.quote(str(self.folder)), shlex.quote(self.arguments.parquet)
         events = tensorboard_folder(self.engine_settings.tensorboard, self.folder)
+        windows = self.data.windows
+        split = next(split for split in ("test", "validation", "train") if len(windows[split]))
+        period = "" if split == "test" else f" --split {split}"
         return (
             f"tensorboard --host 127.0.0.1 --logdir {shlex.quote(str(events))}",
             f"python launch/predict.py --model {folder} --parquet-file {file}",
-            f"python launch/evaluate.py --model {folder} --parquet-file {file}",
+            f"python launch/evaluate.py --model {folder} --parquet-file {file}{period}",
         )
 
 
@@ -329,27 +342,21 @@ def model_size(data: TrainingData, settings: RunSettings, quantiles: tuple[float
         settings: The run JSON.
         quantiles: Levels, ascending.
     """
-    layout, maps = data.preprocessor.layout, data.preprocessor.categories
+    return replace(derive_size(data.preprocessor, settings), quantiles=quantiles)
 
-    def cardinalities(names: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(maps[name].cardinality for name in names)
 
-    return ModelSize(
-        static_reals=len(layout.static_reals),
-        static_categories=cardinalities(layout.static_categories),
-        observed_reals=len(layout.roles.target) + len(layout.observed_reals),
-        observed_categories=cardinalities(layout.roles.observed_categories),
-        known_reals=1 + len(layout.known_reals),
-        known_categories=cardinalities(layout.roles.known_categories),
-        encoder_length=settings.window.encoder_length,
-        horizon=settings.window.horizon,
-        num_targets=len(layout.roles.target),
-        quantiles=quantiles,
-        hidden_size=settings.model.hidden_size,
-        num_heads=settings.model.num_heads,
-        lstm_layers=settings.model.lstm_layers,
-        dropout=settings.model.dropout,
+def _diverged(got: str) -> ConfigError:
+    """Says that there is no model."""
+    return ConfigError(
+        f"optimizer.params.lr: training diverged and left no model to export, got {got}; "
+        "lower the rate, or look for extreme values in the data"
     )
+
+
+def _windows_per_epoch(data: TrainingData, settings: RunSettings) -> int:
+    """Training windows that an epoch uses."""
+    windows = len(data.windows["train"])
+    return min(windows, settings.training.windows_per_epoch or windows)
 
 
 def _refuse_unavailable(arguments: TrainArguments) -> None:

@@ -46,7 +46,12 @@ def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
     Args:
         output_dir: `--output-dir`.
         place: This process among those of the run.
+
+    Raises:
+        ConfigError: The flag is empty.
     """
+    if output_dir == "":
+        raise ConfigError("--output-dir: empty, got ''; give a folder, or leave it out")
     chosen: list[Any] = [output_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}"]
     if place.world_size > 1:
         torch.distributed.broadcast_object_list(chosen)

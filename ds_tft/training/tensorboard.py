@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ds_tft.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -33,17 +35,26 @@ class TensorBoardWriter:
             enabled: False on all processes but the first.
             resumed_step: Step that the run goes on from. TensorBoard hides what was written for later ones.
             flush_seconds: Longest time that a value stays in memory.
+
+        Raises:
+            ConfigError: The folder cannot be written to.
         """
         self._writer: SummaryWriter | None = None
         if enabled:
             # Here, so that the processes that write nothing need not import it (0.2 CPU seconds).
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(
-                str(folder),
-                purge_step=None if resumed_step is None else resumed_step + 1,
-                flush_secs=flush_seconds,
-            )
+            try:
+                self._writer = SummaryWriter(
+                    str(folder),
+                    purge_step=None if resumed_step is None else resumed_step + 1,
+                    flush_secs=flush_seconds,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"tensorboard.output_path: cannot write to '{folder}', got {error.strerror}; "
+                    "give another folder"
+                ) from None
 
     def __enter__(self) -> TensorBoardWriter:
         return self

@@ -104,7 +104,7 @@ def share_masks(plain: Owner, streaming: Owner, inputs: Inputs, seed: int) -> No
     shape, (num_variables, hidden) = inputs.reals.shape[:-1], grns.norm_weight.shape
     torch.manual_seed(seed)
     dropout = SeededDropout(grns.dropout.p, draw_seed(), torch.device("cpu"))
-    masks = dropout.draw(torch.empty(num_variables, shape.numel(), hidden, dtype=inputs.reals.dtype))
+    masks = dropout.draw(0, torch.empty(num_variables, shape.numel(), hidden, dtype=inputs.reals.dtype))
     grns.dropout = FixedDropout(masks.transpose(0, 1).reshape(*shape, num_variables, hidden) * dropout.scale)
     if plain.selection.weight_grn is None:
         return

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,12 +49,7 @@ def test_a_given_number_of_variables_takes_all_rows():
     assert choose_chunk_size(settings, 2, 10, 1024, CPU) == (2, 10)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_default_follows_device_and_threads(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert StreamingSettings().limit(CPU) == threads * CPU_BUFFER_BYTES
-        assert StreamingSettings().limit(torch.device("cuda", 0)) == CUDA_BUFFER_BYTES
-    finally:
-        torch.set_num_threads(before)
+def test_the_default_follows_the_device():
+    assert StreamingSettings().limit(CPU) == CPU_BUFFER_BYTES
+    assert StreamingSettings().limit(torch.device("cuda", 0)) == CUDA_BUFFER_BYTES
+    assert StreamingSettings(buffer_bytes=5).limit(CPU) == 5

@@ -48,7 +48,8 @@ def compute_indicators(bars: Bars) -> Floats:
 
     Raises:
         DataError: A price is 0 or less, a volume is negative, a value is missing after the first whole bar,
-            or prices or volumes span so many orders of magnitude that an indicator overflows.
+            or an indicator is not finite: a low is above its high, or prices or volumes span too many orders
+            of magnitude.
     """
     bars.check()
     columns = catalog(bars.volume is not None)
@@ -87,5 +88,6 @@ def _refuse_overflow(indicator: Indicator, values: Floats) -> None:
         row = indicator.window - 1 + int(wrong.argmax())
         raise DataError(
             f'features "ohlcv": {indicator.name} overflows in {wrong.sum()} rows, got {values[row]} in row '
-            f"{row} of its run; look there for prices or volumes that are many orders of magnitude off"
+            f"{row} of its run; look there for a low above its high, or for prices or volumes that are many "
+            "orders of magnitude off"
         )

@@ -6,11 +6,13 @@ DEMO := demo/stocks.parquet
 # Run folder of `make train`; empty makes a new one, named after the time, below runs/.
 RUN ?=
 
-.PHONY: help train test test-slow lint format clean
+.PHONY: help venv train test test-slow lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Says what the targets do.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY)  ## Makes the environment only, in .venv; takes minutes.
 
 train: $(READY) $(DEMO)  ## Trains, evaluates and exports the demo model, on daily bars of five stocks.
 	$(BIN)/deepspeed launch/train.py --deepspeed_config ds_configs/zero1.json \

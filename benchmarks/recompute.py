@@ -2,11 +2,11 @@
 
     python benchmarks/recompute.py
 
-The workload and its step are those of variable_selection.py; variable selection streams. First, for every block of
-the model, what is kept for backward with this block alone recomputed. Then the default blocks and all that free
-anything, by each machinery. Steps take turns in one process; a ratio is the median over turns of processor time
-(on a GPU: time) against the step without recomputing in the same turn. Kept bytes are those of the whole model,
-without weights and batch.
+The workload and its step are those of variable_selection.py; variable selection streams. First, for every
+block of the model, what is kept for backward with this block alone recomputed. Then the default blocks, and all
+that free anything, by each machinery. Steps take turns in one process; a ratio is the median over turns of
+processor time (on a GPU: time) against the step without recomputing in the same turn. Kept bytes are those of
+the whole model, without weights and batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure recomputed blocks.")
     parser.add_argument("--hidden-size", type=int, default=128, help="default: 128")
     parser.add_argument("--batch", type=int, default=32, help="windows per step (default: 32)")
-    parser.add_argument("--rounds", type=int, default=10, help="steps of each form (default: 10)")
+    parser.add_argument("--rounds", type=int, default=6, help="steps of each form (default: 6)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads on a CPU (default: 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -94,9 +94,8 @@ def _print_savings(savings: tuple[BlockSaving, ...]) -> None:
     print("|---|---|---|---|")
     for saving in sorted(savings, key=lambda each: -each.saved_bytes):
         freed, share = saving.saved_bytes / MIB, saving.saved_bytes / saving.plain_bytes
-        print(
-            f"| {saving.block} | {freed:.2f} | {share:.1%} | {'x' if saving.block in DEFAULT_BLOCKS else ''} |"
-        )
+        default = "x" if saving.block in DEFAULT_BLOCKS else ""
+        print(f"| {saving.block} | {freed:.2f} | {share:.1%} | {default} |")
 
 
 def _print_forms(forms: list[Form], inputs: ModelInputs, labels: Tensor, rounds: int) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from ds_tft.errors import ConfigError, UserError
 
 USER_ERROR_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
+"""What a shell gives a program ended by Ctrl-C."""
 GRACE_SECONDS = 10.0
 """How long another process leaves the first one to say what is wrong, before it speaks itself."""
 
@@ -28,6 +30,9 @@ def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECOND
     """
     try:
         command()
+    except KeyboardInterrupt:
+        print("interrupted; a training run goes on with --resume auto", file=sys.stderr, flush=True)
+        return INTERRUPTED_EXIT_CODE
     except Exception as caught:
         error = _as_user_error(caught)
         if error is None:
@@ -36,7 +41,8 @@ def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECOND
         place = "" if rank == "0" else f" in process {rank}"
         if place:
             time.sleep(grace_seconds)
-        print(f"error{place}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(error).split()))
+        print(f"error{place}: {line}", file=sys.stderr, flush=True)
         return USER_ERROR_EXIT_CODE
     return 0
 

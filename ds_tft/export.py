@@ -166,4 +166,5 @@ def _read_description(file: Path) -> ModelDescription:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: {where or 'top level'}: {first['msg']}; export the model again") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{file}: {where or 'top level'}: {reason}; export the model again") from None

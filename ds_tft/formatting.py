@@ -29,6 +29,8 @@ def format_bytes(count: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Writes a duration in us, ms, s, min or h."""
+    if seconds == 0:
+        return "0 s"
     return _with_unit(seconds, TIME_UNITS)
 
 

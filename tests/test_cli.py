@@ -23,6 +23,15 @@ def test_other_processes_leave_it_to_the_first_and_speak_when_they_are_left_alon
     assert capsys.readouterr().err == "error in process 1: bars.parquet: column missing\n"
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_one_line(capsys):
+    assert run_command(interrupt) == 130
+    assert capsys.readouterr().err == "interrupted; a training run goes on with --resume auto\n"
+
+
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         run_command(lambda: 1 // 0)

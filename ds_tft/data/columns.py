@@ -196,10 +196,15 @@ def _time_text(text: str) -> str:
 
 def _integers(array: pa.Array, where: str) -> NDArray[np.int64]:
     """Integers as int64, 0 where null."""
+    beyond = DataError(f"{where} holds integers beyond 2**62 as times; store smaller steps")
     try:
-        return array.cast(pa.int64()).fill_null(0).to_numpy()
+        values: NDArray[np.int64] = array.cast(pa.int64()).fill_null(0).to_numpy()
     except pa.ArrowInvalid:
-        raise DataError(f"{where} holds integers beyond 2**63 as times; store smaller steps") from None
+        raise beyond from None
+    # Half of int64 is left for times beyond the data, and for differences of times.
+    if len(values) and max(-int(values.min()), int(values.max())) > _LARGEST // 2:
+        raise beyond
+    return values
 
 
 def _microseconds(array: pa.Array, where: str, first_row: int | None) -> tuple[NDArray[np.int64], int]:

@@ -289,4 +289,6 @@ def _check_splits(
 def _reasons(report: WindowReport) -> str:
     """Counts of windows that are not used, in one phrase."""
     counts = [f"{count} x {reason}" for reason, count in report.dropped.items() if count]
+    if report.short_segments:
+        counts.append(f"{report.short_segments} x a run of rows without a gap too short for a window")
     return ", ".join(counts) or "no row with enough rows after it"

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ds_tft.console import PLAIN_WIDTH
+from ds_tft.console import PLAIN_WIDTH, SafeConsole
 
 
 def print_report(blocks: Iterable[RenderableType], console: Console) -> None:
@@ -43,7 +43,7 @@ def figures_table(plain: bool) -> Table:
 
 def _as_text(content: Group) -> Text:
     """Lays the content out in plain text."""
-    page = Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, force_terminal=False)
+    page = SafeConsole(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, force_terminal=False)
     with page.capture() as capture:
         page.print(content)
     lines = [line.rstrip() for line in capture.get().splitlines()]

@@ -29,6 +29,8 @@ class RunSummary:
     parameter_bytes: int
     epochs: int
     steps: int
+    resumed_step: int = 0
+    """Step that a resumed run went on from."""
     training_seconds: float
     seconds_per_step: float
     windows_per_second: float
@@ -85,7 +87,7 @@ def _facts(summary: RunSummary) -> list[tuple[str, str]]:
         ("Model", f"{summary.parameters:,} parameters, {format_bytes(summary.parameter_bytes)}"),
         (
             "Training",
-            f"{summary.epochs:,} epochs, {summary.steps:,} steps in "
+            f"{summary.epochs:,} epochs, {summary.steps:,} steps{_resumed(summary)} in "
             f"{format_seconds(summary.training_seconds)} on {summary.device}",
         ),
         (
@@ -96,3 +98,9 @@ def _facts(summary: RunSummary) -> list[tuple[str, str]]:
         ("Peak memory", memory),
         ("Run folder", summary.run_folder),
     ]
+
+
+def _resumed(summary: RunSummary) -> str:
+    """How many of the steps the time is that of, in a resumed run."""
+    done = summary.steps - summary.resumed_step
+    return f", {done:,} of them since step {summary.resumed_step:,}," if summary.resumed_step else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ds_tft.errors import ConfigError
@@ -38,7 +39,7 @@ def measure_blocks(
     blocks: Sequence[str],
     excluded: Sequence[Tensor] = (),
 ) -> tuple[BlockSaving, ...]:
-    """Runs one forward per block.
+    """Runs one forward, and one more per block. Random generators stand as before afterwards.
 
     Args:
         model: In training mode, nothing recomputed yet.
@@ -47,16 +48,28 @@ def measure_blocks(
         excluded: Tensors that live anyway, such as the batch; the parameters are left out, too.
     """
     excluded = [*model.parameters(), *excluded]
-    plain = kept_for_backward(forward, excluded)
-    savings = []
-    for block in blocks:
-        attach_recompute(model, RecomputeSettings(blocks=(block,)))
-        try:
-            kept = kept_for_backward(forward, excluded)
-        finally:
-            detach_recompute(model)
-        savings.append(BlockSaving(block=block, plain_bytes=plain, recomputed_bytes=kept))
-    return tuple(savings)
+    device = excluded[0].device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        plain = kept_for_backward(forward, excluded)
+        return tuple(
+            BlockSaving(
+                block=block,
+                plain_bytes=plain,
+                recomputed_bytes=_kept_without(model, block, forward, excluded),
+            )
+            for block in blocks
+        )
+
+
+def _kept_without(
+    model: nn.Module, block: str, forward: Callable[[], object], excluded: Sequence[Tensor]
+) -> int:
+    """Returns what is kept with one block recomputed."""
+    attach_recompute(model, RecomputeSettings(blocks=(block,)))
+    try:
+        return kept_for_backward(forward, excluded)
+    finally:
+        detach_recompute(model)
 
 
 def refuse_useless(savings: Sequence[BlockSaving]) -> None:

@@ -5,7 +5,7 @@ Both are given a function without arguments that finds the block's inputs itself
 neither has tensors of the caller to empty, and what is kept is the same.
 
 DeepSpeed's is taken except with `cpu_checkpointing`: its offload empties the only copy on a CPU, and on CUDA
-moves every tensor, however small, and counts none.
+moves every tensor, however small, and counts none. DeepSpeed's refuses `torch.autograd.grad`, with an error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ class CheckpointPath(Enum):
 
     DEEPSPEED = "DeepSpeed's non_reentrant_checkpoint"
     OWN = "torch's non-reentrant checkpoint with offload of this package"
-
-    @property
-    def supports_grad(self) -> bool:
-        """Whether `torch.autograd.grad` works through a block in training; DeepSpeed's refuses it."""
-        return self is CheckpointPath.OWN
 
 
 def choose_path(*, offload: bool) -> CheckpointPath:

@@ -21,9 +21,9 @@ LANES = 4  # 16-bit numbers in 64 bits
 class SeededDropout:
     """Masks of zeros and ones. Two instances with one seed, asked for the same, give the same.
 
-    On a CPU each variable's mask depends on nothing but the seed and its number, as long as rows come in order
-    and, where they come in several calls, H is a multiple of four. On CUDA, where a kernel per variable takes
-    too long to launch, it depends on which variables are asked for together.
+    On a CPU each variable's mask depends on nothing but the seed and its number, as long as rows come in
+    order and, where they come in several calls, H is a multiple of four. On CUDA, where a kernel per variable
+    takes too long to launch, it depends on which variables are asked for together.
 
     Args:
         probability: Share of values to drop, above 0 and below 1.

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 def peak_live_bytes(step: Callable[[], object], device: torch.device) -> int:
     """Returns the highest sum of live tensor bytes while `step` runs, less what was live before.
 
-    On CUDA it is read from the allocator, on a CPU from the profiler's record of every allocation: exact for
-    tensors, without what math libraries take for themselves.
+    On CUDA it is read from the allocator, on a CPU from the profiler's record of this thread's allocations:
+    exact for tensors, without what math libraries take for themselves.
 
     Args:
         step: What to measure; run it once before, so that first-time allocations do not count.

@@ -23,6 +23,8 @@ from ds_tft.data.batches import BatchBuilder
 from ds_tft.data.infer import InferredRoles, infer_roles, roles_table
 from ds_tft.data.parquet import ParquetSource, open_source
 from ds_tft.data.prepare import TrainingData, prepare_training
+from ds_tft.data.split import SPLITS
+from ds_tft.data.times import time_text
 from ds_tft.errors import ConfigError
 from ds_tft.export import ModelDescription, load_weights, write_export
 from ds_tft.forecast.baselines import make_baselines
@@ -217,6 +219,8 @@ class _Run:
             )
             if state is not None:
                 trainer.state = state
+            for line in trainer.lines():
+                log.say(line)
             log.start(trainer.total_steps, trainer.state.step)
             trainer.train()
         log.close()  # takes the progress bar off before the summary; a later record opens the file again
@@ -305,6 +309,7 @@ class _Run:
             parameter_bytes=4 * num_parameters,
             epochs=trainer.state.epoch,
             steps=trainer.state.step,
+            resumed_step=trainer.first_step,
             training_seconds=seconds,
             seconds_per_step=timing.seconds_per_step,
             windows_per_second=timing.windows_per_second,
@@ -325,11 +330,15 @@ class _Run:
         folder, file = shlex.quote(str(self.folder)), shlex.quote(self.arguments.parquet)
         events = tensorboard_folder(self.engine_settings.tensorboard, self.folder)
         windows = self.data.windows
-        split = next(split for split in ("test", "validation", "train") if len(windows[split]))
+        split = next(split for split in reversed(SPLITS) if len(windows[split]))
         period = "" if split == "test" else f" --split {split}"
+        roles = self.data.preprocessor.layout.roles
+        # What is known in advance is seldom in the file beyond the last target: forecast what has passed.
+        start = time_text(self.data.bounds.period(split)[0], self.data.bounds.kind)
+        origins = f" --from {start}" if roles.known_reals or roles.known_categories else ""
         return (
             f"tensorboard --host 127.0.0.1 --logdir {shlex.quote(str(events))}",
-            f"python launch/predict.py --model {folder} --parquet-file {file}",
+            f"python launch/predict.py --model {folder} --parquet-file {file}{origins}",
             f"python launch/evaluate.py --model {folder} --parquet-file {file}{period}",
         )
 
@@ -379,8 +388,17 @@ def _introduce(
     """Says what was read, in which roles, and what was done to it."""
     log.say(f"ds_tft {ds_tft.__version__}: {source.path}")
     log.console.print(roles_table(inferred))
-    for line in (*changes, *inferred.notes, *data.lines):
+    for line in (*changes, *inferred.notes, *data.lines, *_known_hint(inferred)):
         log.say(line)
+
+
+def _known_hint(inferred: InferredRoles) -> tuple[str, ...]:
+    """Says that no column is known in advance, which is never inferred."""
+    if inferred.roles.known_reals or inferred.roles.known_categories:
+        return ()
+    return (
+        "known in advance: no column of the file; name those that are in data.known_reals or known_categories",
+    )
 
 
 def _model_lines(model: TemporalFusionTransformer, num_parameters: int) -> tuple[str, ...]:

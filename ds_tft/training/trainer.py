@@ -97,6 +97,8 @@ class Trainer:
         self.window_weights = windows.builder.window_weights(windows.train)  # (n,)
         self.validation = windows.validation.spaced(settings.validation_windows)
         self.state = TrainingState()
+        self.first_step = 0
+        """Step that this process began at."""
         self.timing = Timing()
         self._recent = Recent()
         self._rate = 0.0  # of the last update
@@ -106,8 +108,21 @@ class Trainer:
         """Updates of the whole run when nothing stops it early."""
         return self.plan.updates_per_epoch * self.settings.epochs
 
+    def lines(self) -> list[str]:
+        """Describes what the run learns from and is checked on, for the log."""
+        used, there = len(self.validation), len(self.windows.validation)
+        if not there:
+            return [*self.plan.lines(), "validation: off, there are no validation windows"]
+        return [*self.plan.lines(), f"validation: {used:,} of {there:,} windows while training"]
+
+    @property
+    def _epoch_of_step(self) -> int:
+        """Epoch, counted from 1, that the last update belongs to."""
+        return max(self.state.epoch + (self.state.update > 0), 1)
+
     def train(self) -> TrainingState:
         """Runs to the end and returns the final state."""
+        self.first_step = self.state.step
         self.engine.train()
         if self.state.step == 0 and len(self.validation):
             self._validate()  # before anything is learnt: there is memory for it, and a number to start from
@@ -240,7 +255,7 @@ class Trainer:
         scalars["throughput/windows_per_second"] = timing.windows_per_second
         scalars |= memory_scalars(self.recorders.meter.read())
         self.recorders.tensorboard.write(state.step, scalars)
-        self.recorders.log.progress(state.step, state.epoch, scalars, timing.seconds_per_step)
+        self.recorders.log.progress(state.step, self._epoch_of_step, scalars, timing.seconds_per_step)
 
     def _validate(self) -> None:
         """Validates, keeps the best weights, and decides whether to stop."""
@@ -272,7 +287,7 @@ class Trainer:
         for level, loss in zip(self.quantiles, result.per_quantile, strict=True):
             scalars[f"loss/validation_p{100 * level:g}"] = loss
         self.recorders.tensorboard.write(self.state.step, scalars)
-        self.recorders.log.validation(self.state.step, self.state.epoch, scalars, best)
+        self.recorders.log.validation(self.state.step, self._epoch_of_step, scalars, best)
         if self.state.stopped_early:
             self.recorders.log.say(
                 f"stopped early: {self.settings.patience} validations without improvement over "

@@ -180,7 +180,8 @@ def test_bad_overrides(read, override, message):
         ({"activation_checkpointing": {"partitioned_activations": True}},
          "activation_checkpointing.partitioned_activations: unknown key; did you mean "
          "'partition_activations'?"),
-        ({"ds_tft": {"memory": 4}}, "ds_tft.memory: unknown key; known: memory_budget_gib, recompute, streaming, variables_per_chunk"),
+        ({"ds_tft": {"memory": 4}},
+         "ds_tft.memory: unknown key; known: memory_budget_gib, recompute, streaming, variables_per_chunk"),
     ],
 )  # fmt: skip
 def test_messages(read, raw, message):

@@ -196,9 +196,12 @@ def test_integers_count_steps():
     assert part.nulls.tolist() == [1]
 
 
-def test_integers_beyond_int64_are_refused():
-    with pytest.raises(DataError, match=r"holds integers beyond 2\*\*63 as times"):
-        to_times(pa.array([2**63], pa.uint64()), WHERE, 0)
+@pytest.mark.parametrize(
+    "values", [pa.array([2**63], pa.uint64()), pa.array([0, 2**62]), pa.array([-(2**63), None])]
+)
+def test_integers_that_leave_no_room_for_later_times_are_refused(values):
+    with pytest.raises(DataError, match=r"holds integers beyond 2\*\*62 as times; store smaller steps"):
+        to_times(values, WHERE, 0)
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,14 @@ def test_savings_are_counted_in_bytes():
 def test_the_default_blocks_free_most_of_it_and_each_of_them_something():
     size = ModelSize(static_reals=2, observed_reals=40, known_reals=4, encoder_length=30, hidden_size=32)
     model, inputs = build(streams=True, size=size), draw(size, 16)
+    numbers = torch.get_rng_state()
     others = ["static_encoder", "future_selection", "attention_gate", "output_gate", "static_selection"]
     savings = {
         each.block: each
         for each in measure_blocks(model, lambda: model(inputs), [*DEFAULT_BLOCKS, *others], inputs)
     }
     refuse_useless(list(savings.values()))
+    assert torch.equal(torch.get_rng_state(), numbers)
     default = sum(savings[block].saved_bytes for block in DEFAULT_BLOCKS)
     assert default > 0.7 * savings["attention"].plain_bytes
     assert default > 10 * sum(savings[block].saved_bytes for block in others)

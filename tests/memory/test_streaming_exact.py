@@ -154,6 +154,25 @@ def test_chunks_of_whole_variables_give_the_same_bits(dropout):
     assert largest_error(tiled, expected) < 1e-13
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_any_number_of_threads_gives_the_same(threads):
+    plain = build("both", dropout=0.2, with_context=True)
+    inputs = draw_inputs(plain, 4, 6, with_context=True)
+    streaming = streamed(plain, StreamingSettings(buffer_bytes=4 * 8 * 8))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = results(streaming, inputs)
+        torch.set_num_threads(threads)
+        actual = results(streaming, inputs)
+    finally:
+        torch.set_num_threads(before)
+    for name, tensor in expected.items():
+        if "variable_grns" in name:
+            assert torch.equal(actual[name], tensor), name
+    assert largest_error(actual, expected) < 1e-13
+
+
 def test_undone_it_is_the_plain_module_again():
     plain = build(dropout=0.2)
     twin = streamed(plain)

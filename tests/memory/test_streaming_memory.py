@@ -21,6 +21,10 @@ def _wide(monkeypatch):
     monkeypatch.setitem(GROUPS, "wide", ((210, ()), (10, ())))
     monkeypatch.setitem(GROUPS, "wide categories", ((100, ()), (0, (30,) * 20)))
     monkeypatch.setitem(GROUPS, "forty", ((40, ()),))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the profiler does not see what other threads allocate
+    yield
+    torch.set_num_threads(before)
 
 
 def wide(hidden: int, kind: str = "wide") -> Owner:
@@ -92,7 +96,7 @@ def test_the_workspace_of_forward_stays_within_what_is_reported(kind):
     num_variables = streaming.selection.variable_grns.norm_weight.shape[0]
     small = 12 * tensor_bytes([torch.empty(8 * 60, num_variables + 32)])  # tensors of shape (R, V) and (R, H)
     collapsed = 4 * num_variables * (num_variables + 4 * 32) * FLOAT
-    assert bound < 11 * 64 * 1024 + 1
+    assert bound <= 11 * 64 * 1024
     assert peak_live_bytes(forward, CPU) < bound + small + collapsed
 
 

@@ -13,7 +13,10 @@ from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings
 from ds_tft.training.engine import build_engine, choose_device, whole_weights
 from ds_tft.training.environment import ProcessPlace
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = [
+    pytest.mark.usefixtures("process_group"),
+    pytest.mark.filterwarnings("ignore:.*_tensor. is deprecated:FutureWarning"),
+]
 
 
 class Small(nn.Module):

@@ -317,3 +317,23 @@ def test_several_targets_and_weights(files, tmp_path):
     assert description.size.num_targets == 2
     assert description.preprocessor.layout.roles.target == ("visits", "sales")
     assert (output / "evaluation.json").exists()
+
+
+def test_next_commands_forecast_what_has_passed_where_inputs_must_be_known(files, tmp_path, capsys):
+    """The file ends with the last target, so a forecast behind it would lack the known price."""
+    folder = run(files, tmp_path / "run", "training.epochs=1")
+    words = capsys.readouterr().out
+    command = next(line for line in words.splitlines() if "launch/predict.py" in line)
+    assert f"--model {folder} " in command
+    assert "--from 2024-" in command
+    assert "known in advance: no column" not in words
+    assert "validation: " in words
+    assert "epoch 1  " in words
+    assert "epoch 0" not in words
+
+
+def test_a_resumed_run_says_which_steps_its_time_is_of(files, copy, capsys):
+    step = list_checkpoints(copy / "checkpoints")[-1].name.removeprefix("step-")
+    run(files, copy, "training.epochs=3", resume="auto")
+    words = capsys.readouterr().out
+    assert f"of them since step {step}, in" in words

@@ -21,7 +21,11 @@ from ds_tft.errors import UserError
 from ds_tft.training.checkpoint import BEST_WEIGHTS, list_checkpoints, load_checkpoint
 from ds_tft.training.validation import ValidationLoss
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = [
+    pytest.mark.usefixtures("process_group"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered in subtract:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*_tensor. is deprecated:FutureWarning"),
+]
 
 NO_DROPOUT = {"hidden_size": 8, "num_heads": 2, "dropout": 0.0}
 RATE = "deepspeed.optimizer.params.lr"

@@ -35,7 +35,8 @@ def description(tmp_path_factory) -> ModelDescription:
     file = tmp_path_factory.mktemp("data") / "data.parquet"
     pq.write_table(pa.table({"time": range(40), "x": [row / 3 for row in range(40)]}), file)
     settings = RunSettings.model_validate_json(
-        '{"data": {"target": "x"}, "window": {"encoder_length": 4, "horizon": 2}}'
+        '{"data": {"target": "x"}, "window": {"encoder_length": 4, "horizon": 2}, '
+        '"model": {"hidden_size": 4, "num_heads": 2}}'
     )
     source = open_source(str(file))
     data = prepare_training(source, infer_roles(source, settings.data), settings)
@@ -144,3 +145,30 @@ def test_every_part_of_the_description_refuses_unknown_keys(description):
 
     for part in parts(description):
         assert part.model_config.get("extra") == "forbid", type(part)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "match"),
+    [
+        (("size", "hidden_size"), 8, "size.hidden_size is 8, and 4 follows from the rest; export"),
+        (("size", "known_reals"), 7, "size.known_reals is 7, and 1 follows from the rest"),
+        (("size", "num_heads"), 0, r"size: hidden_size, num_heads, .* must be at least 1, got 4, 0,"),
+        (("size", "hidden_size"), -4, r"size: hidden_size, num_heads, .* must be at least 1, got -4,"),
+        (("settings", "model", "quantiles"), [0.5], r"size.quantiles is \(0.1, 0.5, 0.9\), and \(0.5,\)"),
+        (("preprocessor", "window", "horizon"), 3, "preprocessor.window and settings.window differ"),
+        (("preprocessor", "target_scaler", "names"), ["y"], r"target_scaler must be of the columns \('x',\)"),
+        (("preprocessor", "target_scaler", "scale"), [[0.0], [1.0]], "target_scaler: scale must be above 0"),
+        (("preprocessor", "series_keys"), [["a"], ["b"]], "target_scaler must have rows for 2 series, got 2"),
+        (("preprocessor", "layout", "roles", "series"), ["x"], r"categories must be \['x'\], got \[\]"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(folder, path, value, match):
+    file = folder / "export" / DESCRIPTION
+    content = json.loads(file.read_text())
+    part = content
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"model.json: .*{match}"):
+        read_export(folder)

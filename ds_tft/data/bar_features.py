@@ -28,6 +28,8 @@ class BarFeatures:
     values: NDArray[np.float64]  # (N, V) NaN in warm-up rows
     completed_rows: int
     """Incomplete bars of the file that were taken for bars without a trade."""
+    contradictory_rows: int
+    """Bars whose open or close lies outside low and high; taken as they are."""
 
     def lines(self) -> list[str]:
         """Describes what was computed."""
@@ -37,6 +39,11 @@ class BarFeatures:
         ]
         if self.completed_rows:
             lines.append(f"bars: {self.completed_rows:,} incomplete bars taken for bars without a trade")
+        if self.contradictory_rows:
+            lines.append(
+                f"bars: {self.contradictory_rows:,} bars have a price above their high or below their low, "
+                "taken as they are"
+            )
         return lines
 
 
@@ -61,17 +68,18 @@ def compute_bar_features(rows: Rows, bars: BarColumns) -> BarFeatures:
     """
     names = indicator_names(bars.volume is not None)
     values = np.full((rows.num_rows, len(names)), np.nan)
-    completed = 0
+    completed = contradictory = 0
     for series, where in _series_slices(rows):
         of_series = _bars_of(rows, bars, where)
         filled, _ = fill_missing_bars(of_series)
         completed += _num_incomplete(of_series, rows.synthetic[where])
+        contradictory += _num_contradictory(of_series)
         try:
             values[where] = compute_indicators(filled)
         except DataError as error:
             name = rows.series_names[series]
             raise DataError(f"series '{name}': {error}" if name else str(error)) from None
-    return BarFeatures(names=names, values=values, completed_rows=completed)
+    return BarFeatures(names=names, values=values, completed_rows=completed, contradictory_rows=contradictory)
 
 
 def compute_bar_statics(rows: Rows, bars: BarColumns, train: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -88,6 +96,13 @@ def _num_incomplete(bars: Bars, synthetic: NDArray[np.bool_]) -> int:
     """Counts incomplete bars after the first whole one, those of synthetic rows (N,) left out."""
     whole = bars.whole()
     return int((np.maximum.accumulate(whole) & ~whole & ~synthetic).sum())
+
+
+def _num_contradictory(bars: Bars) -> int:
+    """Counts bars with a price above the high or below the low; a missing price contradicts nothing."""
+    prices = (bars.open, bars.close, bars.low, bars.high)
+    outside = [(price > bars.high) | (price < bars.low) for price in prices]
+    return int(np.logical_or.reduce(outside).sum())
 
 
 def _series_slices(rows: Rows) -> list[tuple[int, slice]]:

@@ -26,7 +26,7 @@ from ds_tft.memory.dropout_mask import SeededDropout
 from ds_tft.memory.variable_inputs import ChunkPlace, Variables
 
 EPSILON = 1e-5  # of the layer norm
-ONE_CORE_EXPM1 = {torch.float32, torch.float64}
+SLOW_EXPM1 = (torch.float32, torch.float64)  # types for which a CPU takes long over exp(x) - 1
 
 
 class NetworkParameters(NamedTuple):
@@ -195,10 +195,10 @@ def _gate_backward(buffers: ChunkBuffers) -> None:
 
 def _elu(x: Tensor, scratch: Tensor) -> None:
     """Applies ELU in place."""
-    if x.device.type != "cpu" or x.dtype not in ONE_CORE_EXPM1:
+    if x.device.type != "cpu" or x.dtype not in SLOW_EXPM1:
         F.elu_(x)
         return
-    # Four passes, and still several times faster than expm1, on which a CPU spends as long as on the product.
+    # Four passes, and still faster than one of expm1, on which a CPU spends as long as on the product before.
     torch.exp(x, out=scratch).sub_(1).clamp_max_(0)
     torch.maximum(x, scratch, out=x)
 

@@ -48,10 +48,14 @@ def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
         place: This process among those of the run.
 
     Raises:
-        ConfigError: The flag is empty.
+        ConfigError: The flag is empty, or no text.
     """
     if output_dir == "":
         raise ConfigError("--output-dir: empty, got ''; give a folder, or leave it out")
+    if not (
+        output_dir or ""
+    ).isprintable():  # half a surrogate pair, which TensorBoard cannot write, included
+        raise ConfigError(f"--output-dir: not a printable name, got {output_dir!r}; give another folder")
     chosen: list[Any] = [output_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}"]
     if place.world_size > 1:
         torch.distributed.broadcast_object_list(chosen)

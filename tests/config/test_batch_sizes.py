@@ -1,6 +1,6 @@
 import pytest
 
-from ds_tft.config.batch import resolve_batch
+from ds_tft.config.batch import BatchSizes, check_fills, resolve_batch
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.errors import ConfigError
 
@@ -99,3 +99,17 @@ def test_what_the_flag_replaced_is_said():
 def test_sizes_read_as_a_sentence():
     sizes = resolve(64, 8, None, 2, None)
     assert str(sizes) == "64 windows per update = micro-batch 8 x accumulation 4 x 2 processes"
+
+
+@pytest.mark.parametrize(("total", "windows"), [(32, 1), (200, 100), (100, 100), (10, 100)])
+def test_an_update_may_have_some_empty_places(total, windows):
+    check_fills(BatchSizes(global_batch=total, micro_batch=total, accumulation=1, world_size=1), windows)
+
+
+@pytest.mark.parametrize(("total", "windows"), [(33, 1), (201, 100), (10**12, 100)])
+def test_an_update_of_mostly_empty_places_is_refused(total, windows):
+    sizes = BatchSizes(global_batch=total, micro_batch=total, accumulation=1, world_size=1)
+    with pytest.raises(
+        ConfigError, match=rf"--batch-size .*: an epoch has {windows} windows, got {total} per"
+    ):
+        check_fills(sizes, windows)

@@ -70,6 +70,8 @@ def test_names_may_be_one_or_many(value):
         ({"model": 3}, "model: expected an object, got 3"),
         ({"model": {"hidden_size": 10, "num_heads": 4}},
          "model: hidden_size (10) must be a multiple of num_heads (4)"),
+        ({"data": {"calendar": ["hour", "month", "hour"]}},
+         "data: calendar has a feature twice: ['hour', 'month', 'hour']; name it once"),
     ],
 )  # fmt: skip
 def test_messages(raw, message):

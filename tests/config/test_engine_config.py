@@ -245,4 +245,8 @@ def test_schedules_that_do_not_fit_the_run():
         "scheduler.params.warmup_num_steps: 1001, the run has 1000 updates and never reaches the rate 0.001; "
         'write "auto"'
     ]
+    assert notes(total_steps=1) == [
+        "scheduler.params.warmup_num_steps: 2, the run has 1 updates and never reaches the rate 0.001; "
+        "train for more updates"
+    ]
     assert notes("scheduler=null") == []

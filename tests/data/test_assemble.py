@@ -249,3 +249,22 @@ def test_statics_follow_the_kind_of_scaling(tmp_path):
 def test_a_target_outside_its_transform_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"target 'sales': transform 'log' needs values above 0"):
         prepare(tmp_path, with_values(panel(), sales={3: -1.0}), scaling={"target": {"transform": "log"}})
+
+
+@pytest.mark.parametrize("kind", ["standard", "robust", "none"])
+def test_a_target_that_float32_does_not_hold_is_refused_by_place(tmp_path, kind):
+    """Later than the training rows, so that the scale knows nothing of it."""
+    columns = with_values(panel(), sales={118: -1e300})
+    with pytest.raises(
+        DataError,
+        match=r"target 'sales', series 'store 1' at 2024-02-28.*: .* times the usual size .*, got -1e\+300;",
+    ):
+        prepare(tmp_path, columns, scaling={"target": {"kind": kind}})
+    prepare(tmp_path, with_values(panel(), sales={118: -1e12}), scaling={"target": {"kind": kind}})
+
+
+def test_rows_of_weight_0_are_counted(tmp_path):
+    columns = with_values(panel(), weight={3: 0.0, 70: 0.0})
+    lines = prepare(tmp_path, columns, data=ROLES | {"weight": "weight"}).lines
+    assert "weights: 2 rows of weight 0 are no labels" in lines
+    assert not any("weights:" in line for line in prepare(tmp_path, panel()).lines)

@@ -126,3 +126,15 @@ def test_an_indicator_sees_no_later_row():
     after = compute_bar_features(rows_of(later), NAMES).values
     np.testing.assert_array_equal(after[:150], before[:150])
     assert not np.array_equal(after[150:], before[150:], equal_nan=True)
+
+
+def test_bars_that_contradict_themselves_are_counted():
+    columns = walk(150, 2)
+    columns["h"][10], columns["l"][20], columns["c"][30] = columns["l"][10] * 0.999, 1e5, columns["h"][30] * 2
+    columns["o"][40] = np.nan
+    features = compute_bar_features(rows_of(columns, walk(140, 3)), NAMES)
+    assert features.contradictory_rows == 3
+    assert (
+        "bars: 3 bars have a price above their high or below their low, taken as they are" in features.lines()
+    )
+    assert len(compute_bar_features(rows_of(walk(150, 0)), NAMES).lines()) == 1

@@ -236,6 +236,15 @@ def test_values_that_cannot_be_used_are_refused(name: str, value: float, message
         compute_indicators(with_value(name, value))
 
 
+def test_bars_that_are_upside_down_are_refused_with_what_to_look_for() -> None:
+    bars = make_bars(300)
+    upside_down = replace(bars, low=1.05 * bars.high)
+    with pytest.raises(
+        DataError, match=r"overflows in \d+ rows, .*; look there for a low above its high, or"
+    ):
+        compute_indicators(upside_down)
+
+
 def test_bars_have_one_length() -> None:
     with pytest.raises(ValueError, match="one length"):
         replace(make_bars(5), volume=np.ones(4))

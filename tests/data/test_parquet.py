@@ -94,6 +94,8 @@ def test_nothing_there(tmp_path):
         open_source(str(tmp_path / "nothing.parquet"))
     with pytest.raises(DataError, match=r"the folder holds no \*.parquet file; check the path"):
         open_source(str(tmp_path))
+    with pytest.raises(DataError, match=r"--parquet-file: empty, got ''; give a file, a folder or a glob"):
+        open_source("")
 
 
 def test_no_rows_at_all(tmp_path):

@@ -268,6 +268,24 @@ def test_a_constant_column_is_centred_named_and_bounded(tmp_path):
     assert not data.table.known_reals[:, 0].any()
 
 
+def test_a_target_without_a_change_is_named(tmp_path):
+    lines = prepare(tmp_path, panel() | {"sales": np.full(180, 5.0)}).lines
+    assert "scaling: target without a change in the training rows, left in its own unit: sales" in lines
+    assert not any("without a change" in line for line in prepare(tmp_path, panel()).lines)
+
+
+@pytest.mark.parametrize(("name", "where"), [("sales", "target"), ("visits", "column"), ("price", "column")])
+@pytest.mark.parametrize("per_series", [False, True])
+def test_values_too_large_for_statistics_are_refused(tmp_path, name, where, per_series):
+    columns = panel()
+    columns[name] = columns[name].copy()
+    columns[name][5] = -1e300
+    with pytest.raises(
+        DataError, match=rf"{where} '{name}': values of the training period are too large .* up to 1e\+300;"
+    ):
+        prepare(tmp_path, columns, scaling={"per_series": per_series, "target": {"per_series": per_series}})
+
+
 def test_an_empty_column_is_named(tmp_path):
     visits = np.where(np.arange(180) % 60 >= 45, 5.0, np.nan)
     data = prepare(tmp_path, panel() | {"visits": visits})

@@ -78,3 +78,12 @@ def test_evaluation_covers_every_window_once(batch, ranks):
     assert parts[0].shape[1] == batch
     everything = np.concatenate([part.ravel() for part in parts])
     assert sorted(everything[everything >= 0].tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_batch_is_no_larger_than_there_are_windows(ranks):
+    parts = [evaluation_batches(10, 10**12, rank, ranks) for rank in range(ranks)]
+    assert [part.shape for part in parts] == [(1, 10)] * ranks
+    everything = np.concatenate([part.ravel() for part in parts])
+    assert sorted(everything[everything >= 0].tolist()) == list(range(10))
+    assert evaluation_batches(0, 4).shape == (0, 1)

@@ -156,8 +156,9 @@ def test_from_a_checkpoint_in_the_middle_to_the_same_end(copy, finished, files):
     assert steps == [3, 6, 7, 9, 12, 14], "each once"
 
 
-def test_a_finished_run_resumed_only_evaluates_again(copy, finished, files):
+def test_a_finished_run_resumed_only_evaluates_again(copy, finished, files, capsys):
     run(files, copy, resume="auto")
+    assert "nothing is left to train, 2 epochs are done; a larger --epochs goes on" in capsys.readouterr().out
     assert (copy / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
     assert json.loads((copy / "evaluation.json").read_text()) == json.loads(
         (finished / "evaluation.json").read_text()
@@ -274,6 +275,29 @@ def test_a_mistake_in_the_data_leaves_no_folder(files, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "got"),
+    [((), "no validation had a finite loss"), (("split.validation=0",), "weights are not finite")],
+)
+def test_a_run_that_diverged_exports_nothing(files, tmp_path, monkeypatch, more, got):
+    def spoil(trainer):
+        with torch.no_grad():
+            next(trainer.engine.module.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr("ds_tft.training.trainer.Trainer.train", spoil)
+    with pytest.raises(
+        ConfigError, match=rf"optimizer.params.lr: training diverged .*, got {got}; lower the"
+    ):
+        run(files, tmp_path / "run", *more)
+    assert not (tmp_path / "run" / "export").exists()
+
+
+def test_a_batch_of_mostly_empty_places_leaves_no_folder(files, tmp_path):
+    with pytest.raises(ConfigError, match=r"an epoch has 5 windows, got 64 per update; give at most 5"):
+        run(files, tmp_path / "run", "training.windows_per_epoch=5", batch_size=64)
+    assert not (tmp_path / "run").exists()
+
+
 def test_batches_that_do_not_divide(files, tmp_path):
     with pytest.raises(ConfigError, match=r"--batch-size: 3 is not a multiple of 2 processes"):
         run(files, tmp_path / "run", batch_size=3, place=ProcessPlace(0, 0, 2))
@@ -286,7 +310,10 @@ def test_without_validation_and_test_the_last_weights_are_exported(files, tmp_pa
     output = run(files, tmp_path / "run", "split.train=1.0", "split.validation=0.0", epochs=1)
     assert not (output / "evaluation.json").exists()
     assert read_export(output).description.validation_loss is None
-    assert "export: the weights of the last step" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "export: the weights of the last step; there is no validation period" in words
+    command = next(line for line in words.splitlines() if "launch/evaluate.py" in line)
+    assert command.endswith(" --split train"), "the only period that there is"
     assert not records(output, "loss/validation")
     run(files, output, "split.train=1.0", "split.validation=0.0", epochs=2, resume="auto")
     newest = list_checkpoints(output / "checkpoints")[-1]

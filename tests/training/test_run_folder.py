@@ -48,6 +48,13 @@ def folder(tmp_path):
 def test_the_folder_is_the_one_asked_for_or_named_after_the_time():
     assert str(choose_folder("some/where", PLACE)) == "some/where"
     assert str(choose_folder(None, PLACE)).startswith("runs/20")
+    with pytest.raises(ConfigError, match=r"--output-dir: empty, got ''; give a folder, or leave it out"):
+        choose_folder("", PLACE)
+    with pytest.raises(
+        ConfigError, match=r"--output-dir: not a printable name, got 'a\\udcff'; give another"
+    ):
+        choose_folder("a\udcff", PLACE)
+    assert str(choose_folder("é 日本 '$(x)'", PLACE)) == "é 日本 '$(x)'"
 
 
 def test_a_folder_that_holds_a_run_is_refused(folder, tmp_path):

@@ -7,6 +7,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ds_tft.errors import ConfigError
 from ds_tft.training.tensorboard import TensorBoardWriter
 
 
@@ -76,3 +77,9 @@ def test_other_processes_write_and_import_nothing(tmp_path, monkeypatch):
         writer.write(1, {"loss/train": 0.5})
         writer.flush()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_users_mistake(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"tensorboard.output_path: cannot write to '.*file', got .*; give"):
+        TensorBoardWriter(tmp_path / "file")

@@ -4,16 +4,21 @@
 
 The workload is TFT-225: 5 static, 210 observed and 10 known inputs, encoder length 60, horizon 10, batches
 of 32, fp32, dropout 0.1. A step is the forward of the whole model, the quantile loss and the backward; the
-optimizer's update is the same for both and left out. Plain and streaming steps take turns in one process, and
-the fastest of each counts; on a CPU in processor time, which other work on the machine disturbs least. Kept
-for backward and peak live bytes are those of a step, without weights and batch; the peak holds the gradients.
+optimizer's update is the same for both and left out. Plain and streaming each have a process; their steps take
+turns, and the fastest of each counts, on a CPU in processor time, which other work on the machine disturbs
+least. Kept for backward and peak live bytes are those of a step, without weights and batch; the peak holds the
+gradients.
+
+On a CPU the plain form spends much of its time on fresh pages for its large tensors. With MALLOC_MMAP_MAX_=0 and
+MALLOC_TRIM_THRESHOLD_=100000000000 in the environment, glibc keeps freed memory and both are spared that.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -27,6 +32,17 @@ from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.inputs import ModelInputs, ModelSize
 from ds_tft.model.loss import pinball_loss
 from ds_tft.model.tft import TemporalFusionTransformer
+
+FORMS = ("plain", "streaming")
+
+
+class Workload(NamedTuple):
+    """What both forms do."""
+
+    hidden_size: int
+    batch: int
+    threads: int
+    settings: StreamingSettings
 
 
 class Figures(NamedTuple):
@@ -48,40 +64,62 @@ def main() -> None:
     parser.add_argument("--buffer-mib", type=float, help="size of a buffer of a chunk; default: by device")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = StreamingSettings(
-        buffer_bytes=None if options.buffer_mib is None else int(options.buffer_mib * MIB)
-    )
+    buffer_bytes = None if options.buffer_mib is None else int(options.buffer_mib * MIB)
     print(*machine_lines(("torch",)), sep="\n")
     print("| hidden | form | kept MiB | peak MiB | step s | evaluation windows/s |")
     print("|---|---|---|---|---|---|")
     for hidden_size in options.hidden_sizes:
-        forms = measure(hidden_size, options.batch, options.rounds, settings, device)
-        _print_rows(hidden_size, options.batch, forms)
-
-
-def measure(
-    hidden_size: int, batch: int, rounds: int, settings: StreamingSettings, device: torch.device
-) -> dict[str, Figures]:
-    """Measures both forms of one model."""
-    models = {"plain": build(hidden_size, device), "streaming": build(hidden_size, device)}
-    stream_variable_selection(models["streaming"], settings)
-    inputs, labels = draw_batch(models["plain"].size, batch, device)
-    steps = {name: training_step(model, inputs, labels) for name, model in models.items()}
-    evaluations = {name: evaluation(model, inputs) for name, model in models.items()}
-    step_seconds = fastest(steps, rounds, device)
-    evaluation_seconds = fastest(evaluations, rounds, device)
-    figures = {}
-    for name, model in models.items():
-        model.train().zero_grad(set_to_none=True)
-        kept = kept_for_backward(
-            lambda model=model: loss_of(model, inputs, labels),  # type: ignore[misc]
-            excluded=[*model.parameters(), *inputs],
+        workload = Workload(
+            hidden_size, options.batch, options.threads, StreamingSettings(buffer_bytes=buffer_bytes)
         )
-        peak = peak_live_bytes(steps[name], device)
-        model.zero_grad(set_to_none=True)
-        figures[name] = Figures(kept / MIB, peak / MIB, step_seconds[name], evaluation_seconds[name])
+        _print_rows(workload, measure(workload, options.rounds))
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, Figures]:
+    """Lets a process per form take turns, and returns the figures of each."""
+    context = get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    for form in FORMS:
+        pipes[form], other_end = context.Pipe()
+        context.Process(target=serve, args=(form, workload, other_end), daemon=True).start()
+
+    def ask(form: str, question: str) -> float:
+        pipes[form].send(question)
+        return float(pipes[form].recv())
+
+    figures = {}
+    seconds = {
+        question: [{form: ask(form, question) for form in FORMS} for _ in range(rounds + 1)][1:]
+        for question in ("step", "evaluation")
+    }  # the first round warms up
+    for form in FORMS:
+        kept, peak = ask(form, "kept") / MIB, ask(form, "peak") / MIB
+        best = (min(turn[form] for turn in turns) for turns in seconds.values())
+        figures[form] = Figures(kept, peak, *best)
+        pipes[form].send("end")
     return figures
+
+
+def serve(form: str, workload: Workload, pipe: Connection) -> None:
+    """Answers questions about one form, in a process of its own."""
+    torch.set_num_threads(workload.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build(workload.hidden_size, device)
+    if form == "streaming":
+        stream_variable_selection(model, workload.settings)
+    inputs, labels = draw_batch(model.size, workload.batch, device)
+    step, forecast = training_step(model, inputs, labels), evaluation(model, inputs)
+    answers: dict[str, Callable[[], float]] = {
+        "step": lambda: seconds_of(step, device),
+        "evaluation": lambda: seconds_of(forecast, device),
+        "kept": lambda: kept_for_backward(
+            lambda: loss_of(model.train(), inputs, labels), [*model.parameters(), *inputs]
+        ),
+        "peak": lambda: peak_live_bytes(step, device),
+    }
+    while (question := pipe.recv()) != "end":
+        model.zero_grad(set_to_none=True)
+        pipe.send(answers[question]())
 
 
 def build(hidden_size: int, device: torch.device) -> TemporalFusionTransformer:
@@ -116,12 +154,10 @@ def loss_of(model: TemporalFusionTransformer, inputs: ModelInputs, labels: torch
 def training_step(
     model: TemporalFusionTransformer, inputs: ModelInputs, labels: torch.Tensor
 ) -> Callable[[], None]:
-    """Forward and backward from no gradients."""
+    """Forward and backward."""
 
     def step() -> None:
-        model.train()
-        model.zero_grad(set_to_none=True)
-        loss_of(model, inputs, labels).backward()
+        loss_of(model.train(), inputs, labels).backward()
 
     return step
 
@@ -137,18 +173,11 @@ def evaluation(model: TemporalFusionTransformer, inputs: ModelInputs) -> Callabl
     return forecast
 
 
-def fastest(works: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> dict[str, float]:
-    """Lets the works take turns; returns the shortest time of each, in seconds. The first turn warms up."""
-    best = dict.fromkeys(works, float("inf"))
-    for turn in range(rounds + 1):
-        for name, work in works.items():
-            gc.collect()
-            start = _now(device)
-            work()
-            seconds = _now(device) - start
-            if turn:
-                best[name] = min(best[name], seconds)
-    return best
+def seconds_of(work: Callable[[], None], device: torch.device) -> float:
+    """Runs the work and returns how long it took."""
+    start = _now(device)
+    work()
+    return _now(device) - start
 
 
 def _now(device: torch.device) -> float:
@@ -159,10 +188,11 @@ def _now(device: torch.device) -> float:
     return process_time()
 
 
-def _print_rows(hidden_size: int, batch: int, forms: dict[str, Figures]) -> None:
+def _print_rows(workload: Workload, forms: dict[str, Figures]) -> None:
     """Prints both forms, and streaming relative to plain."""
+    hidden_size = workload.hidden_size
     for name, form in forms.items():
-        speed = batch / form.evaluation_seconds
+        speed = workload.batch / form.evaluation_seconds
         numbers = f"{form.kept_mib:,.1f} | {form.peak_mib:,.1f} | {form.step_seconds:.3f} | {speed:.1f}"
         print(f"| {hidden_size} | {name} | {numbers} |")
     plain, streaming = forms["plain"], forms["streaming"]

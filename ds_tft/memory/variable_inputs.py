@@ -35,8 +35,8 @@ class Variables(Protocol):
     def first_layer(self, place: ChunkPlace, out: Tensor) -> None:
         """Writes the first layer, before its activation, to `out` (C, R, H)."""
 
-    def add_embedding(self, place: ChunkPlace, out: Tensor) -> None:
-        """Adds the embedding to `out` (C, R, H)."""
+    def embedding_plus(self, place: ChunkPlace, value: Tensor, opened: Tensor, out: Tensor) -> None:
+        """Writes the embedding plus `value * opened` to `out`, all (C, R, H)."""
 
     def first_layer_backward(self, place: ChunkPlace, grad: Tensor) -> None:
         """Adds what follows from the gradient of the first layer (C, R, H)."""
@@ -80,10 +80,10 @@ class RealVariables:
         values, slope, offset = self._operands(place, self._hidden_lines)
         torch.addcmul(offset, values, slope, out=out)
 
-    def add_embedding(self, place: ChunkPlace, out: Tensor) -> None:
-        """Adds the embedding."""
+    def embedding_plus(self, place: ChunkPlace, value: Tensor, opened: Tensor, out: Tensor) -> None:
+        """Writes the embedding plus `value * opened`."""
         values, slope, offset = self._operands(place, self._lines)
-        out.addcmul_(values, slope).add_(offset)
+        torch.addcmul(offset, value, opened, out=out).addcmul_(values, slope)
 
     def first_layer_backward(self, place: ChunkPlace, grad: Tensor) -> None:
         """Adds the gradients of lines and values."""
@@ -140,9 +140,10 @@ class CategoricalVariables:
         """Writes the first layer, before its activation."""
         out.copy_(F.embedding(self._rows[place.variables.slice, place.rows.slice], self._hidden_table))
 
-    def add_embedding(self, place: ChunkPlace, out: Tensor) -> None:
-        """Adds the embedding."""
-        out.add_(F.embedding(self._rows[place.variables.slice, place.rows.slice], self._table))
+    def embedding_plus(self, place: ChunkPlace, value: Tensor, opened: Tensor, out: Tensor) -> None:
+        """Writes the embedding plus `value * opened`."""
+        embedding = F.embedding(self._rows[place.variables.slice, place.rows.slice], self._table)
+        torch.addcmul(embedding, value, opened, out=out)
 
     def first_layer_backward(self, place: ChunkPlace, grad: Tensor) -> None:
         """Adds the gradient of the table."""

@@ -182,11 +182,9 @@ class _Run:
                 at = (within_all.slice, rows.slice)
                 place = ChunkPlace(within_kind, rows)
                 weights = self._weights[at].unsqueeze(-1)  # (C, R, 1)
-                buffers = workspace.chunk(within_kind.size, rows.size)
-                yield (
-                    Chunk(networks, variables, place, within_all.start, weights, buffers, dropout),
-                    at,
-                )
+                buffers = workspace.chunk(ChunkSize(within_kind.size, rows.size))
+                start = within_all.start
+                yield Chunk(networks, variables, place, start, weights, buffers, dropout), at
 
     def _collect(self, weights_grad: Tensor, gradients: NetworkParameters) -> MixInputs:
         """Puts all gradients in the order and types of the inputs."""

@@ -93,7 +93,7 @@ class Chunk(NamedTuple):
 def run_networks(chunk: Chunk) -> Tensor:
     """Runs the networks up to the layer norm.
 
-    Afterwards the buffers hold what their names say, and `gate` holds value and sigmoid(opening).
+    Afterwards the buffers hold what their names say.
 
     Returns:
         The factor that turns `centred` into normed values, shape (C, R, 1).
@@ -110,9 +110,7 @@ def run_networks(chunk: Chunk) -> Tensor:
         gated.mul_(dropout.draw(first_variable, out=buffers.mask, begin=place.begins))
         scale = dropout.scale
     torch.baddbmm(networks.gate.bias, gated, networks.gate.weight, alpha=scale, out=buffers.gate)
-    value, opening = buffers.gate.chunk(2, -1)
-    torch.mul(value, opening.sigmoid_(), out=buffers.centred)
-    variables.add_embedding(place, out=buffers.centred)
+    variables.embedding_plus(place, buffers.value, buffers.opened.sigmoid_(), out=buffers.centred)
     buffers.centred.sub_(buffers.centred.mean(-1, keepdim=True))
     length = torch.linalg.vector_norm(buffers.centred, dim=-1, keepdim=True)
     return length.square_().div_(buffers.centred.shape[-1]).add_(EPSILON).rsqrt_()
@@ -186,11 +184,10 @@ def layers_backward(chunk: Chunk, gradients: NetworkParameters) -> None:
 
 def _gate_backward(buffers: ChunkBuffers) -> None:
     """Writes the gradient of the gate layer's result; its values are overwritten."""
-    value, opened = buffers.gate.chunk(2, -1)
-    value_grad, opening_grad = buffers.gate_grad.chunk(2, -1)
-    torch.mul(buffers.centred_grad, opened, out=value_grad)
+    value, opened = buffers.value, buffers.opened
+    torch.mul(buffers.centred_grad, opened, out=buffers.value_grad)
     value.mul_(buffers.centred_grad)
-    torch.ops.aten.sigmoid_backward.grad_input(value, opened, grad_input=opening_grad)
+    torch.ops.aten.sigmoid_backward.grad_input(value, opened, grad_input=buffers.opening_grad)
 
 
 def _elu(x: Tensor, scratch: Tensor) -> None:

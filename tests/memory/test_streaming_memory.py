@@ -19,8 +19,8 @@ VARIABLES = 220
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):
     monkeypatch.setitem(GROUPS, "wide", ((210, ()), (10, ())))
-    monkeypatch.setitem(GROUPS, "wide categories", ((100, ()), (0, (30,) * 20)))
     monkeypatch.setitem(GROUPS, "forty", ((40, ()),))
+    monkeypatch.setitem(GROUPS, "forty with categories", ((20, ()), (0, (30,) * 20)))
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the profiler does not see what other threads allocate
     yield
@@ -81,23 +81,27 @@ def test_without_gradients_nothing_is_kept():
     assert saved == []
 
 
-@pytest.mark.parametrize("kind", ["wide", "wide categories"])
-def test_the_workspace_of_forward_stays_within_what_is_reported(kind):
-    streaming = wide(32, kind)
-    report = stream_variable_selection(streaming, StreamingSettings(buffer_bytes=64 * 1024))
-    bound = report.selections[0].workspace_bytes(8 * 60)
+@pytest.mark.parametrize(("kind", "buffers"), [("forty", 6.5), ("forty with categories", 7.5)])
+def test_the_workspace_is_that_of_a_chunk_and_within_what_is_reported(kind, buffers):
+    buffer = 4 * 480 * 64 * FLOAT  # a tenth of the variables
+    streaming = wide(64, kind)
+    history = stream_variable_selection(streaming, StreamingSettings(buffer_bytes=buffer)).selections[0]
     inputs = inputs_of(streaming, 8, 60)
+    small = 3 * 480 * (40 + 64) * FLOAT  # tensors of shape (R, V) and (R, H)
 
     def forward() -> None:
         with torch.no_grad():
             streaming(*inputs)
 
-    forward()
-    num_variables = streaming.selection.variable_grns.norm_weight.shape[0]
-    small = 12 * tensor_bytes([torch.empty(8 * 60, num_variables + 32)])  # tensors of shape (R, V) and (R, H)
-    collapsed = 4 * num_variables * (num_variables + 4 * 32) * FLOAT
-    assert bound <= 11 * 64 * 1024
-    assert peak_live_bytes(forward, CPU) < bound + small + collapsed
+    def step() -> None:
+        streaming(*inputs)[0].sum().backward()
+
+    step()
+    parameters = tensor_bytes(streaming.parameters())
+    streaming.zero_grad(set_to_none=True)
+    assert history.workspace_bytes(480) == 11 * buffer
+    assert peak_live_bytes(forward, CPU) < buffers * buffer + small
+    assert peak_live_bytes(step, CPU) < 11 * buffer + small + parameters
 
 
 def test_a_longer_batch_adds_no_tensor_of_batch_times_variables_times_hidden():

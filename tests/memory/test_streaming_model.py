@@ -113,7 +113,7 @@ def test_the_known_embedding_shared_by_history_and_future_gets_one_gradient():
     assert sorted(arrivals) == sorted(name for name, _ in streaming.named_parameters())
 
 
-def test_the_whole_model_keeps_a_fifth_at_220_variables_and_a_small_batch():
+def test_the_whole_model_keeps_a_twentieth_at_220_variables_and_a_small_batch():
     size = ModelSize(static_reals=5, observed_reals=210, known_reals=10, hidden_size=32, num_heads=4)
     torch.manual_seed(0)
     model = TemporalFusionTransformer(size)

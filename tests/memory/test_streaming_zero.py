@@ -27,7 +27,7 @@ def trained_weights(
             "train_micro_batch_size_per_gpu": 4,
             "gradient_accumulation_steps": accumulation,
             "gradient_clipping": 0.0,
-            "optimizer": {"type": "SGD", "params": {"lr": 0.02, "momentum": 0.9}},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.005, "momentum": 0.9}},
             "zero_allow_untested_optimizer": True,
             "zero_optimization": {
                 "stage": stage,

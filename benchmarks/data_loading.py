@@ -41,8 +41,8 @@ from ds_tft.memory.chunks import StreamingSettings  # noqa: E402
 from ds_tft.memory.streaming import stream_variable_selection  # noqa: E402
 from ds_tft.model.loss import pinball_loss  # noqa: E402
 from ds_tft.model.tft import TemporalFusionTransformer  # noqa: E402
+from ds_tft.model_size import derive_size  # noqa: E402
 from ds_tft.training.engine import build_engine, choose_device, start_process_group  # noqa: E402
-from ds_tft.training.run import model_size  # noqa: E402
 
 BATCH = 32
 SERIES, ROWS = 4, 5000
@@ -124,7 +124,7 @@ def loading(data: TrainingData, workers: int) -> Turn:
 def training(data: TrainingData, settings: RunSettings) -> Turn:
     """Trains on batches that are there already: forward, backward and update by the default engine."""
     torch.manual_seed(0)
-    model = TemporalFusionTransformer(model_size(data, settings, QUANTILES))
+    model = TemporalFusionTransformer(derive_size(data.preprocessor, settings))
     stream_variable_selection(model, StreamingSettings())
     count = sum(parameter.numel() for parameter in model.parameters())
     engine_settings, _ = read_deepspeed_settings(None)

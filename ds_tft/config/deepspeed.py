@@ -8,12 +8,12 @@ from typing import Any
 
 from ds_tft.config.batch import BatchSizes, resolve_batch
 from ds_tft.config.deepspeed_refused import refuse_known
-from ds_tft.config.deepspeed_sections import ActivationCheckpointing, DeepSpeedSettings
+from ds_tft.config.deepspeed_sections import DeepSpeedSettings, ProductSettings
 from ds_tft.config.engine_config import engine_config
 from ds_tft.config.engine_notes import engine_notes
 from ds_tft.config.json_reader import read_json, shortened
 from ds_tft.config.optimizer_sections import OptimizerSGD
-from ds_tft.config.overrides import changes, for_deepspeed, merged, origins
+from ds_tft.config.overrides import Override, changes, for_deepspeed, merged, origins
 from ds_tft.config.validation import validate
 from ds_tft.errors import ConfigError
 
@@ -58,13 +58,15 @@ def default_deepspeed_json() -> dict[str, Any]:
 
 
 def read_deepspeed_settings(
-    path: str | None, overrides: Sequence[str] = ()
+    path: str | None, overrides: Sequence[str] = (), *, use_checkpointing: bool = False
 ) -> tuple[DeepSpeedSettings, list[str]]:
     """Reads how the model is to be trained: the file, below the command line.
 
     Args:
         path: The DeepSpeed JSON (`--deepspeed_config`); `None` takes `default_deepspeed_json()`.
         overrides: Arguments of `--set`; those that start with `deepspeed.` count here.
+        use_checkpointing: Whether `--use-gradient-checkpointing` is given: blocks are recomputed, the default
+            ones where the file names none.
 
     Returns:
         The settings, and one line for each value that the command line changed.
@@ -77,10 +79,19 @@ def read_deepspeed_settings(
     where = path or "default DeepSpeed settings"
     given = for_deepspeed(overrides)
     complete = merged(raw, given)
+    if use_checkpointing and _names_no_blocks(complete):
+        given.append(Override(("ds_tft", "recompute"), "default", "--use-gradient-checkpointing"))
+        complete = merged(raw, given)
     refuse_known(complete, where, origins(given))
     settings = validate(DeepSpeedSettings, complete, where, origins(given))
     refuse_unavailable(settings, where)
     return settings, changes(DeepSpeedSettings, raw, given, where)
+
+
+def _names_no_blocks(raw: Any) -> bool:
+    """Whether a JSON leaves open which blocks are recomputed."""
+    product = raw.get("ds_tft") if isinstance(raw, dict) else None
+    return product is None or (isinstance(product, dict) and product.get("recompute") is None)
 
 
 def refuse_unavailable(settings: DeepSpeedSettings, where: str) -> None:
@@ -95,16 +106,18 @@ def refuse_unavailable(settings: DeepSpeedSettings, where: str) -> None:
 
 def _unavailable(settings: DeepSpeedSettings) -> Iterator[tuple[str, Any]]:
     """Settings that ask for a feature that does not exist yet."""
-    unset = ActivationCheckpointing().model_dump()
-    for name, value in settings.activation_checkpointing.model_dump().items():
-        if value != unset[name]:
-            yield f"activation_checkpointing.{name}", value
     if settings.compression_training:
         yield "compression_training", settings.compression_training
-    if settings.ds_tft.recompute is not None:
-        yield "ds_tft.recompute", settings.ds_tft.recompute
-    if settings.ds_tft.memory_budget_gib is not None:
-        yield "ds_tft.memory_budget_gib", settings.ds_tft.memory_budget_gib
+    product, unset = settings.ds_tft, ProductSettings()
+    for name in (
+        "compress_kept",
+        "memory_budget_gib",
+        "on_out_of_memory",
+        "trace_every_steps",
+        "trace_snapshot",
+    ):
+        if getattr(product, name) != getattr(unset, name):
+            yield f"ds_tft.{name}", getattr(product, name)
 
 
 def check_machine(

@@ -111,10 +111,19 @@ class ProductSettings(Section):
     `false` computes all variables at once and keeps them."""
     variables_per_chunk: Count | Auto = "auto"
     """Variables of a chunk; `auto` suits the device."""
-    recompute: tuple[str, ...] | None = None
-    """Blocks of the model whose activations are recomputed in backward."""
+    recompute: tuple[str, ...] | Literal["default"] | None = None
+    """Blocks of the model whose activations are recomputed in backward; `default` takes those that pay.
+    `null` recomputes nothing unless `--use-gradient-checkpointing` or `activation_checkpointing` asks for it."""
+    compress_kept: Literal["int8"] | None = None
+    """Keep the inputs of recomputed blocks as INT8. Lossy: gradients change slightly."""
     memory_budget_gib: Annotated[float, Field(gt=0)] | None = None
-    """GPU memory that the plan may use, in GiB."""
+    """Memory that training may take on its device, in GiB. A GPU is held to it, a CPU is planned with it."""
+    on_out_of_memory: Literal["stop", "halve"] = "stop"
+    """`halve` goes on with half the micro-batch and twice the accumulation; `stop` says what to change."""
+    trace_every_steps: Count | None = None
+    """Updates between two that are traced, with memory by phase and block; `null` traces the first ones only."""
+    trace_snapshot: bool = False
+    """Write the CUDA allocator's history of a traced update to the run folder."""
 
     @model_validator(mode="after")
     def _check(self) -> ProductSettings:
@@ -161,6 +170,13 @@ class DeepSpeedSettings(Section):
             return "fp16"
         return "bf16" if self.bf16.enabled else "fp32"
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks are recomputed: asked for by name, or by what `activation_checkpointing` says."""
+        section = self.activation_checkpointing
+        asked = section.cpu_checkpointing or section.synchronize_checkpoint_boundary or section.profile
+        return asked or self.ds_tft.recompute is not None
+
     @model_validator(mode="after")
     def _check(self) -> DeepSpeedSettings:
         self._check_precision()
@@ -170,12 +186,33 @@ class DeepSpeedSettings(Section):
                 "zero_optimization.stage 3 gathers weights for plain modules only; "
                 "use stage 2, or set ds_tft.streaming to false"
             )
+        if self.zero_optimization.stage == 3 and self.recomputes:
+            raise ValueError(
+                "zero_optimization.stage 3 does not gather weights again where a block is recomputed; "
+                "use stage 2, or leave ds_tft.recompute and activation_checkpointing out"
+            )
+        self._check_kept()
         stage, allowed = self.zero_optimization.stage, self.zero_allow_untested_optimizer
         if isinstance(self.optimizer, OptimizerSGD) and stage and allowed is False:
             raise ValueError(
                 f"zero_allow_untested_optimizer is false, and SGD in stage {stage} needs it; leave it out"
             )
         return self
+
+    def _check_kept(self) -> None:
+        """Refuses two ways to keep the inputs of blocks, or one where nothing is recomputed."""
+        if self.ds_tft.compress_kept is None:
+            return
+        if self.activation_checkpointing.cpu_checkpointing:
+            raise ValueError(
+                "ds_tft.compress_kept and activation_checkpointing.cpu_checkpointing both say how the inputs of "
+                "recomputed blocks are kept; give one of them"
+            )
+        if not self.recomputes:
+            raise ValueError(
+                f"ds_tft.compress_kept is {self.ds_tft.compress_kept!r}, and no block is recomputed; "
+                'set ds_tft.recompute to "default", or leave it out'
+            )
 
     def _check_precision(self) -> None:
         """Refuses combinations that DeepSpeed rejects late or carries out badly."""

@@ -42,16 +42,16 @@ class RecomputeSettings:
 
 
 def recompute_settings(
-    settings: DeepSpeedSettings, *, switched_on: bool, device: torch.device
+    settings: DeepSpeedSettings, device: torch.device
 ) -> RecomputeSettings | None:
-    """Reads what the DeepSpeed JSON and the command line ask for.
+    """Reads what the DeepSpeed JSON asks for, with the command line laid over it.
 
-    Blocks are recomputed if `ds_tft.recompute` names some, if `--use-gradient-checkpointing` is given, or if
-    `activation_checkpointing` asks for anything: the section alone does what it says.
+    Blocks are recomputed if `ds_tft.recompute` names some (`--use-gradient-checkpointing` is
+    `ds_tft.recompute: "default"`), or if `activation_checkpointing` asks for anything: the section alone does
+    what it says.
 
     Args:
         settings: The DeepSpeed JSON.
-        switched_on: Whether `--use-gradient-checkpointing` is given.
         device: Where the model is trained.
 
     Returns:
@@ -65,11 +65,10 @@ def recompute_settings(
         raise ConfigError(f"{SECTION}.{name}: {reason}, got {str(value).lower()}; remove it")
     if blocks == ():
         raise ConfigError("ds_tft.recompute: names no block, got []; name some, or leave it out")
-    asked = section.cpu_checkpointing or section.synchronize_checkpoint_boundary or section.profile
-    if blocks is None and not switched_on and not asked:
+    if not settings.recomputes:
         return None
     return RecomputeSettings(
-        blocks=blocks,
+        blocks=None if blocks == "default" else blocks,
         offload=section.cpu_checkpointing,
         synchronize=section.synchronize_checkpoint_boundary,
         profile=section.profile,

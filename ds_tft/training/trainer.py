@@ -24,6 +24,7 @@ from ds_tft.data.windows import WindowIndex
 from ds_tft.errors import UserError
 from ds_tft.export import save_weights
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.model.loss import pinball_loss
 from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints, save_checkpoint
 from ds_tft.training.engine import whole_weights
@@ -52,6 +53,8 @@ class Recorders:
     log: RunLog
     tensorboard: TensorBoardWriter
     meter: MemoryMeter
+    recompute: RecomputeReport | None = None
+    """Counts what ran again in backward; `None` where nothing does."""
 
 
 class Trainer:
@@ -175,7 +178,9 @@ class Trainer:
 
     def _update(self, micro_batches: list[Batch], windows: NDArray[np.int64]) -> None:
         """One optimizer update over its windows (global batch,); this process has `micro_batches` of them."""
-        state = self.state
+        state, recompute = self.state, self.recorders.recompute
+        if recompute is not None:
+            recompute.reset()
         used = windows[windows >= 0]
         total_weight = float(self.window_weights[used].sum())
         # DeepSpeed divides by the micro-batches and averages over the processes; undone here, so that an
@@ -187,6 +192,9 @@ class Trainer:
             torch.manual_seed(self._dropout_seed(position))
             loss += self._forward_backward(batch, factor)
             self.engine.step()
+        if recompute is not None and state.step == self.first_step:
+            recompute.check_effect()
+            self.recorders.log.say(f"step {state.step + 1}: {recompute.step_line()}")
         state.step += 1
         state.update += 1
         self._count_skips(micro_batches)
@@ -254,6 +262,10 @@ class Trainer:
         scalars["optimizer/skipped_steps"] = float(state.skipped_steps)
         scalars["throughput/windows_per_second"] = timing.windows_per_second
         scalars |= memory_scalars(self.recorders.meter.read())
+        if self.recorders.recompute is not None:
+            scalars |= self.recorders.recompute.scalars()
+            for line in self.recorders.recompute.profile_lines():
+                self.recorders.log.say(f"step {state.step}: {line}")
         self.recorders.tensorboard.write(state.step, scalars)
         self.recorders.log.progress(state.step, self._epoch_of_step, scalars, timing.seconds_per_step)
 

@@ -181,7 +181,17 @@ def test_bad_overrides(read, override, message):
          "activation_checkpointing.partitioned_activations: unknown key; did you mean "
          "'partition_activations'?"),
         ({"ds_tft": {"memory": 4}},
-         "ds_tft.memory: unknown key; known: memory_budget_gib, recompute, streaming, variables_per_chunk"),
+         "ds_tft.memory: unknown key; known: compress_kept, memory_budget_gib, on_out_of_memory, recompute, "
+         "streaming, trace_every_steps, trace_snapshot, variables_per_chunk"),
+        ({"zero_optimization": {"stage": 3}, "ds_tft": {"streaming": False, "recompute": "default"}},
+         "zero_optimization.stage 3 does not gather weights again where a block is recomputed; "
+         "use stage 2, or leave ds_tft.recompute and activation_checkpointing out"),
+        ({"activation_checkpointing": {"cpu_checkpointing": True}, "ds_tft": {"compress_kept": "int8"}},
+         "ds_tft.compress_kept and activation_checkpointing.cpu_checkpointing both say how the inputs of "
+         "recomputed blocks are kept; give one of them"),
+        ({"ds_tft": {"compress_kept": "int8"}},
+         "ds_tft.compress_kept is 'int8', and no block is recomputed; "
+         'set ds_tft.recompute to "default", or leave it out'),
     ],
 )  # fmt: skip
 def test_messages(read, raw, message):
@@ -198,13 +208,7 @@ def test_equal_rate_in_two_places_is_fine(read):
 @pytest.mark.parametrize(
     ("raw", "name", "value"),
     [
-        ({"activation_checkpointing": {"cpu_checkpointing": True}},
-         "activation_checkpointing.cpu_checkpointing", "true"),
-        ({"activation_checkpointing": {"profile": True}}, "activation_checkpointing.profile", "true"),
-        ({"activation_checkpointing": {"number_checkpoints": 4}},
-         "activation_checkpointing.number_checkpoints", "4"),
         ({"compression_training": {"a": {}}}, "compression_training", '{"a": {}}'),
-        ({"ds_tft": {"recompute": ["lstm"]}}, "ds_tft.recompute", '["lstm"]'),
         ({"ds_tft": {"memory_budget_gib": 4}}, "ds_tft.memory_budget_gib", "4.0"),
     ],
 )  # fmt: skip
@@ -264,3 +268,16 @@ def test_every_key_and_every_shipped_file_is_documented():
 
     assert not [name for name in keys(DeepSpeedSettings) if not re.search(rf"\b{name}\b", text)]
     assert [path.name for path in CONFIGS] == sorted(re.findall(r"^\| `(zero\w+\.json)`", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [(None, "default"), ({"recompute": None}, "default"), ({"recompute": ["attention"]}, ("attention",))],
+)
+def test_the_flag_recomputes_what_the_file_names_or_the_default(tmp_path, product, expected):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({} if product is None else {"ds_tft": product}))
+    settings, lines = read_deepspeed_settings(str(file), use_checkpointing=True)
+    assert settings.ds_tft.recompute == expected
+    said = expected == "default"
+    assert [line.endswith('-> "default" (--use-gradient-checkpointing)') for line in lines] == [True] * said

@@ -22,7 +22,7 @@ from ds_tft.export import ModelDescription, write_export
 from ds_tft.forecast.predict import PredictArguments, predict
 from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
-from ds_tft.training.run import model_size
+from ds_tft.model_size import derive_size
 
 HOUR = np.timedelta64(1, "h")
 START = np.datetime64("2024-01-01T00:00:00", "us")
@@ -117,7 +117,7 @@ def make_model(folder: Path, table: pa.Table, settings: RunSettings, seed: int =
     pq.write_table(table, file)
     source = open_source(str(file))
     data = prepare_training(source, infer_roles(source, settings.data), settings)
-    size = model_size(data, settings, tuple(sorted(settings.model.quantiles)))
+    size = derive_size(data.preprocessor, settings)
     torch.manual_seed(seed)
     model = TemporalFusionTransformer(size).eval()
     description = ModelDescription(

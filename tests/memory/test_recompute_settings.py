@@ -13,11 +13,11 @@ from ds_tft.memory.recompute_settings import RecomputeSettings, recompute_settin
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def read(section=None, recompute=None, *, switched_on=False, device=CPU) -> RecomputeSettings | None:
+def read(section=None, recompute=None, *, device=CPU) -> RecomputeSettings | None:
     settings = DeepSpeedSettings.model_validate(
         {"activation_checkpointing": section or {}, "ds_tft": {"recompute": recompute}}
     )
-    return recompute_settings(settings, switched_on=switched_on, device=device)
+    return recompute_settings(settings, device)
 
 
 def test_it_is_off_unless_asked_for():
@@ -26,23 +26,23 @@ def test_it_is_off_unless_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("section", "recompute", "switched_on"),
-    [({}, None, True), ({"cpu_checkpointing": True}, None, False), ({"profile": True}, None, False)],
+    ("section", "recompute"),
+    [({}, "default"), ({"cpu_checkpointing": True}, None), ({"profile": True}, None)],
 )
-def test_the_default_blocks_are_taken_where_none_are_named(section, recompute, switched_on):
-    settings = read(section, recompute, switched_on=switched_on)
+def test_the_default_blocks_are_taken_where_none_are_named(section, recompute):
+    settings = read(section, recompute)
     assert settings.blocks is None
     assert settings.offload == ("cpu_checkpointing" in section)
     assert settings.profile == ("profile" in section)
 
 
 def test_named_blocks_are_taken():
-    settings = read({"cpu_checkpointing": True}, ("attention", "lstm_encoder"), switched_on=True)
+    settings = read({"cpu_checkpointing": True}, ("attention", "lstm_encoder"))
     assert settings == RecomputeSettings(blocks=("attention", "lstm_encoder"), offload=True, device=CPU)
 
 
 def test_deepspeed_runs_blocks_again_unless_inputs_are_moved():
-    assert read(switched_on=True).chosen_path is CheckpointPath.DEEPSPEED
+    assert read(recompute="default").chosen_path is CheckpointPath.DEEPSPEED
     assert read({"cpu_checkpointing": True}).chosen_path is CheckpointPath.OWN
     assert read({"cpu_checkpointing": True}, device=CUDA).chosen_path is CheckpointPath.OWN
 
@@ -78,7 +78,7 @@ def test_boundaries_are_synchronised_on_a_gpu():
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(section, message):
     with pytest.raises(ConfigError) as error:
-        read(section, switched_on=True)
+        read(section, "default")
     assert str(error.value) == f"activation_checkpointing.{message}"
 
 

@@ -20,10 +20,10 @@ from ds_tft.memory.chunks import StreamingSettings
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
+from ds_tft.model_size import derive_size
 from ds_tft.training.engine import build_engine
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.log import RunLog
-from ds_tft.training.run import model_size
 from ds_tft.training.tensorboard import TensorBoardWriter
 from ds_tft.training.trainer import Recorders, Trainer, TrainingWindows
 
@@ -57,7 +57,7 @@ def make_trainer(
     engine_settings, _ = read_deepspeed_settings(None, deepspeed)
     batch = resolve_batch(engine_settings, 1, batch_size)
     torch.manual_seed(settings.training.seed)
-    network = TemporalFusionTransformer(model_size(data, settings, QUANTILES))
+    network = TemporalFusionTransformer(derive_size(data.preprocessor, settings))
     if engine_settings.ds_tft.streaming:
         stream_variable_selection(network, StreamingSettings())
     windows = TrainingWindows(

@@ -7,8 +7,8 @@ from ds_tft.data.batches import BatchBuilder
 from ds_tft.data.windows import WindowIndex
 from ds_tft.model.loss import pinball_per_quantile
 from ds_tft.model.tft import TemporalFusionTransformer
+from ds_tft.model_size import derive_size
 from ds_tft.training.environment import ProcessPlace
-from ds_tft.training.run import model_size
 from ds_tft.training.validation import validation_loss
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -21,7 +21,7 @@ def parts(tmp_path_factory):
     sections = {"model": {"hidden_size": 8, "num_heads": 2, "dropout": 0.5}}
     data = make_data(tmp_path_factory.mktemp("panel"), data=ROLES | {"weight": "weight"}, **sections)
     torch.manual_seed(0)
-    model = TemporalFusionTransformer(model_size(data, settings_of(**sections), QUANTILES))
+    model = TemporalFusionTransformer(derive_size(data.preprocessor, settings_of(**sections)))
     builder = BatchBuilder(data.table, data.preprocessor.window, data.preprocessor.target_scaler)
     return model.train(), builder, data.windows["validation"]
 

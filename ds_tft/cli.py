@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from ds_tft.errors import ConfigError, UserError
+from ds_tft.memory.out_of_memory import is_out_of_memory
 
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
@@ -49,11 +50,9 @@ def run_command(command: Callable[[], None], grace_seconds: float = GRACE_SECOND
 
 def _as_user_error(error: Exception) -> UserError | None:
     """Memory that ran out as an error of the user's; None for a bug."""
-    # By name and text: torch has no class for the CPU, and is not imported for its own.
-    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
     if isinstance(error, UserError):
         return error
-    if isinstance(error, MemoryError) or of_torch:
+    if is_out_of_memory(error):
         first = str(error).split("\n")[0]
         return ConfigError(
             f"memory: there is not enough, got {first!r}; lower train_micro_batch_size_per_gpu, "

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ds_tft.cli import run_command
-from ds_tft.training.arguments import TrainArguments
+from ds_tft.training.arguments import add_settings_flags, settings_arguments
 from ds_tft.training.environment import prepare_environment
 
 
@@ -23,22 +24,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parquet-file", required=True, help="a parquet file, a folder of shards, or a glob in quotes")
-    add("--target", action="append", help="column to forecast; repeat for several targets")
-    add("--config", help="run JSON: columns, window, model, training (default: all defaults)")
-    add(
-        "--deepspeed_config",
-        "--deepspeed-config",
-        help="DeepSpeed JSON (default: ds_configs/zero1.json's content)",
-    )
+    add_settings_flags(parser)
     add("--epochs", type=int, help="passes over the training windows")
-    add("--batch-size", type=int, help="windows per optimizer update, over all processes")
-    add("--use-gradient-checkpointing", action="store_true", help="recompute activations in backward")
     add("--use-int8", action="store_true", help="quantisation-aware training to INT8")
     add("--output-dir", help="run folder (default: runs/<date>-<time>)")
     add("--resume", metavar="CHECKPOINT", help="'auto', a tag such as step-1200, or a checkpoint folder")
     add("--seed", type=int, help="seed of weights, order and dropout")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="any setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
     add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
     return parser
 
@@ -47,19 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parses the flags and trains."""
     options = build_parser().parse_args(argv)
     place = prepare_environment()
-    arguments = TrainArguments(
-        parquet=options.parquet_file,
-        targets=tuple(options.target or ()),
-        config=options.config,
-        deepspeed_config=options.deepspeed_config,
+    arguments = replace(
+        settings_arguments(options),
         epochs=options.epochs,
-        batch_size=options.batch_size,
-        use_gradient_checkpointing=options.use_gradient_checkpointing,
         use_int8=options.use_int8,
         output_dir=options.output_dir,
         resume=options.resume,
         seed=options.seed,
-        overrides=tuple(options.overrides),
     )
 
     def command() -> None:

@@ -12,10 +12,10 @@ from torch import nn
 
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.memory.chunks import StreamingSettings
-from ds_tft.memory.recompute import attach_recompute
+from ds_tft.memory.recompute import attach_recompute, detach_recompute
 from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.memory.recompute_settings import recompute_settings
-from ds_tft.memory.streaming import StreamingReport, stream_variable_selection
+from ds_tft.memory.streaming import StreamingReport, stream_variable_selection, unstream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,3 +62,16 @@ def attach_streaming(
     chunk = product.variables_per_chunk
     chunks = StreamingSettings(variables_per_chunk=chunk if isinstance(chunk, int) else None)
     return stream_variable_selection(model, chunks, device)
+
+
+def detach_passes(model: nn.Module, passes: MemoryPasses) -> None:
+    """Makes a model plain again.
+
+    Args:
+        model: What the passes are attached to.
+        passes: What `attach_passes` returned.
+    """
+    if passes.recompute is not None:
+        detach_recompute(model)
+    if passes.streaming is not None:
+        unstream(model)

@@ -1,7 +1,8 @@
-"""The flags of `launch/train.py`, as one value."""
+"""The flags of `launch/train.py`, as one value. Standard library only, to be cheap."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 
@@ -21,3 +22,32 @@ class TrainArguments:
     resume: str | None = None
     seed: int | None = None
     overrides: tuple[str, ...] = ()
+
+
+def add_settings_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what is trained and how, which several commands share."""
+    add = parser.add_argument
+    add("--target", action="append", help="column to forecast; repeat for several targets")
+    add("--config", help="run JSON: columns, window, model, training (default: all defaults)")
+    add(
+        "--deepspeed_config",
+        "--deepspeed-config",
+        help="DeepSpeed JSON (default: ds_configs/zero1.json's content)",
+    )
+    add("--batch-size", type=int, help="windows per optimizer update, over all processes")
+    add("--use-gradient-checkpointing", action="store_true", help="recompute activations in backward")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="any setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
+
+
+def settings_arguments(options: argparse.Namespace) -> TrainArguments:
+    """Returns what those flags and `--parquet-file` said."""
+    return TrainArguments(
+        parquet=options.parquet_file,
+        targets=tuple(options.target or ()),
+        config=options.config,
+        deepspeed_config=options.deepspeed_config,
+        batch_size=options.batch_size,
+        use_gradient_checkpointing=options.use_gradient_checkpointing,
+        overrides=tuple(options.overrides),
+    )

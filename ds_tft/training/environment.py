@@ -44,6 +44,8 @@ def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> Proce
     # Threads that wait for each other by spinning make a step 2 to 5 times slower as soon as anything else
     # runs on the machine; sleeping costs next to nothing where nothing does.
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # The profiler, which traces memory, warns about tensors that are older than itself: there always are some.
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # One line per collective in torch 2.13, about functions that DeepSpeed calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*_tensor.* is deprecated")

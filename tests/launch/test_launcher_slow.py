@@ -62,6 +62,22 @@ def test_two_processes_give_the_losses_of_one(files, tmp_path, stage):
     np.testing.assert_allclose(losses(tmp_path / "two"), one, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_recomputing_changes_nothing_in_two_processes(files, tmp_path, stage):
+    more = ("--set", f"deepspeed.zero_optimization.stage={stage}", "--set", "model.dropout=0.3",
+            "--set", "model.hidden_size=64", "--batch-size", "64")  # fmt: skip
+    offload = ("--set", "deepspeed.activation_checkpointing.cpu_checkpointing=true")
+    forms = {"without": (), "recomputed": ("--use-gradient-checkpointing",), "offloaded": offload}
+    for name, flag in forms.items():
+        result = run(*TWO, *flags(files, tmp_path / name, *more, *flag))
+        assert result.code == 0, result.errors
+        assert ("recompute: off" in result.output) == (name == "without")
+    expected = (tmp_path / "without" / "export" / "weights.safetensors").read_bytes()
+    for name in ("recomputed", "offloaded"):
+        assert losses(tmp_path / name) == losses(tmp_path / "without")
+        assert (tmp_path / name / "export" / "weights.safetensors").read_bytes() == expected
+
+
 def test_two_processes_go_on_where_they_were(files, tmp_path):
     straight = run(*TWO, *flags(files, tmp_path / "straight", *CONSTANT_RATE, "--epochs", "2"))
     assert straight.code == 0, straight.errors

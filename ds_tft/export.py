@@ -77,7 +77,15 @@ def save_weights(model: nn.Module, path: Path) -> None:
     }
     unfinished = path.with_name(f".{path.name}.unfinished")
     save_file(weights, str(unfinished))
+    unfinished.chmod(0o666 & ~_umask())  # safetensors makes it readable by its owner only
     os.replace(unfinished, path)
+
+
+def _umask() -> int:
+    """What new files of this process may not be."""
+    umask = os.umask(0)  # there is no way to ask without setting it
+    os.umask(umask)
+    return umask
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

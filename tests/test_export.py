@@ -79,6 +79,11 @@ def test_weights_are_fp32_on_the_cpu_whatever_they_were(tmp_path):
         assert torch.equal(plain.state_dict()[name], tensor.float()), name
 
 
+def test_weights_may_be_read_by_whom_other_files_may(folder):
+    export = find_export(folder)
+    assert (export / WEIGHTS).stat().st_mode == (export / DESCRIPTION).stat().st_mode
+
+
 def test_a_folder_without_an_export(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ds_tft.config.deepspeed_sections import DeepSpeedSettings
-from ds_tft.memory.chunks import StreamingSettings
+from ds_tft.config.deepspeed_sections import DeepSpeedSettings, ProductSettings
+from ds_tft.memory.chunks import BUFFERS, StreamingSettings
 from ds_tft.memory.recompute import attach_recompute, detach_recompute
 from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.memory.recompute_settings import recompute_settings
 from ds_tft.memory.streaming import StreamingReport, stream_variable_selection, unstream
+
+BUDGET_PARTS = 16
+"""A budget is this many times the streaming workspace at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +59,26 @@ def attach_streaming(
     model: nn.Module, settings: DeepSpeedSettings, device: torch.device
 ) -> StreamingReport | None:
     """Attaches the first pass alone; returns `None` where the settings switch it off."""
-    product = settings.ds_tft
-    if not product.streaming:
+    if not settings.ds_tft.streaming:
         return None
-    chunk = product.variables_per_chunk
-    chunks = StreamingSettings(variables_per_chunk=chunk if isinstance(chunk, int) else None)
-    return stream_variable_selection(model, chunks, device)
+    return stream_variable_selection(model, streaming_settings(settings.ds_tft, device), device)
+
+
+def streaming_settings(product: ProductSettings, device: torch.device) -> StreamingSettings:
+    """Reads how large chunks are: as the JSON says, or as suits the device and a share of the memory budget.
+
+    Args:
+        product: Section `ds_tft`.
+        device: Where the model will be trained.
+    """
+    if isinstance(product.variables_per_chunk, int):
+        return StreamingSettings(variables_per_chunk=product.variables_per_chunk)
+    limit = StreamingSettings().limit(device)
+    if product.memory_budget_gib is not None:
+        workers = torch.get_num_threads() if device.type == "cpu" else 1
+        share = product.memory_budget_gib * 2**30 / BUDGET_PARTS / (BUFFERS * workers)
+        limit = max(1, min(limit, int(share)))
+    return StreamingSettings(buffer_bytes=limit)
 
 
 def detach_passes(model: nn.Module, passes: MemoryPasses) -> None:

@@ -59,7 +59,7 @@ def main() -> None:
     _print_savings(savings)
     every = tuple(saving.block for saving in savings if saving.saved_bytes > 0)
     forms = make_forms(model, every)
-    _print_forms(forms, inputs, labels, options.rounds)
+    print_forms(forms, inputs, labels, options.rounds)
 
 
 def make_forms(model: TemporalFusionTransformer, every: tuple[str, ...]) -> list[Form]:
@@ -98,7 +98,7 @@ def _print_savings(savings: tuple[BlockSaving, ...]) -> None:
         print(f"| {saving.block} | {freed:.2f} | {share:.1%} | {default} |")
 
 
-def _print_forms(forms: list[Form], inputs: ModelInputs, labels: Tensor, rounds: int) -> None:
+def print_forms(forms: list[Form], inputs: ModelInputs, labels: Tensor, rounds: int) -> None:
     """Prints what is kept, and the time of a step relative to that without recomputing."""
     device = labels.device
     steps = [training_step(form.model, inputs, labels) for form in forms]

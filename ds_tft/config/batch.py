@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.errors import ConfigError
@@ -23,6 +23,11 @@ class BatchSizes:
     world_size: int
     notes: tuple[str, ...] = ()
     """One line for each value of the JSON that a flag replaced."""
+
+    def halved(self) -> BatchSizes:
+        """Returns half the micro-batch and twice the accumulation: the update stays what it is."""
+        assert self.micro_batch % 2 == 0, "an odd micro-batch has no half"
+        return replace(self, micro_batch=self.micro_batch // 2, accumulation=2 * self.accumulation)
 
     def __str__(self) -> str:
         return (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ds_tft.config.batch import BatchSizes, resolve_batch
 from ds_tft.config.deepspeed_refused import refuse_known
-from ds_tft.config.deepspeed_sections import DeepSpeedSettings, ProductSettings
+from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.config.engine_config import engine_config
 from ds_tft.config.engine_notes import engine_notes
 from ds_tft.config.json_reader import read_json, shortened
@@ -108,16 +108,6 @@ def _unavailable(settings: DeepSpeedSettings) -> Iterator[tuple[str, Any]]:
     """Settings that ask for a feature that does not exist yet."""
     if settings.compression_training:
         yield "compression_training", settings.compression_training
-    product, unset = settings.ds_tft, ProductSettings()
-    for name in (
-        "compress_kept",
-        "memory_budget_gib",
-        "on_out_of_memory",
-        "trace_every_steps",
-        "trace_snapshot",
-    ):
-        if getattr(product, name) != getattr(unset, name):
-            yield f"ds_tft.{name}", getattr(product, name)
 
 
 def check_machine(

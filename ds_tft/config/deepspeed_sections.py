@@ -171,6 +171,11 @@ class DeepSpeedSettings(Section):
         return "bf16" if self.bf16.enabled else "fp32"
 
     @property
+    def leaves_micro_batch_open(self) -> bool:
+        """Whether the micro-batch is to be chosen: neither it nor the accumulation is given."""
+        return self.train_micro_batch_size_per_gpu == self.gradient_accumulation_steps == "auto"
+
+    @property
     def recomputes(self) -> bool:
         """Whether blocks are recomputed: asked for by name, or by what `activation_checkpointing` says."""
         section = self.activation_checkpointing

@@ -5,7 +5,8 @@ Both are given a function without arguments that finds the block's inputs itself
 neither has tensors of the caller to empty, and what is kept is the same.
 
 DeepSpeed's is taken except with `cpu_checkpointing`: its offload empties the only copy on a CPU, and on CUDA
-moves every tensor, however small, and counts none. DeepSpeed's refuses `torch.autograd.grad`, with an error.
+moves every tensor, however small, and counts none. It has nothing to do with inputs kept as INT8, which either
+restores alike. DeepSpeed's refuses `torch.autograd.grad`, with an error.
 """
 
 from __future__ import annotations

@@ -22,19 +22,9 @@ import psutil
 import torch
 from torch import Tensor
 
+from ds_tft.memory.cuda_memory import CudaMemory, CudaPeaks, cuda_peaks, read_cuda
+
 MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CudaMemory:
-    """Memory of one CUDA device in bytes; peaks since `MemoryMeter.reset_peaks`."""
-
-    allocated: int
-    allocated_peak: int
-    reserved: int
-    reserved_peak: int
-    used: int
-    total: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +62,7 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._process = psutil.Process()
         self._cuda_device = device if device.type == "cuda" else None
+        self._earlier = CudaPeaks(allocated=0, reserved=0)
 
     def read(self) -> MemoryReading:
         """Returns the memory in use now and its peaks. Waits for nothing: pending kernels go on."""
@@ -79,13 +70,17 @@ class MemoryMeter:
         return MemoryReading(
             host_rss=rss,
             host_rss_peak=max(rss, host_rss_peak()),
-            cuda=None if self._cuda_device is None else _read_cuda(self._cuda_device),
+            cuda=None if self._cuda_device is None else read_cuda(self._cuda_device, self._earlier),
         )
 
-    def reset_peaks(self) -> None:
-        """Starts the CUDA peaks anew; the host's peak stays."""
-        if self._cuda_device is not None:
-            torch.cuda.reset_peak_memory_stats(self._cuda_device)
+    def restart_peaks(self) -> CudaPeaks | None:
+        """Returns the CUDA peaks since the last call, `None` on a CPU. Those of `read` go on."""
+        if self._cuda_device is None:
+            return None
+        peaks = cuda_peaks(self._cuda_device)
+        self._earlier = self._earlier.joined(peaks)
+        torch.cuda.reset_peak_memory_stats(self._cuda_device)
+        return peaks
 
 
 def host_rss_peak() -> int:
@@ -139,10 +134,13 @@ class KeptForBackward:
 
     Args:
         excluded: Tensors whose storages do not count, such as the model's parameters and the batch.
+        label: Asked at each save for what it belongs to, such as the block that runs.
     """
 
-    def __init__(self, excluded: Iterable[Tensor] = ()) -> None:
+    def __init__(self, excluded: Iterable[Tensor] = (), label: Callable[[], str] = str) -> None:
         self._excluded = list(excluded)  # kept alive, so that their addresses stay theirs
+        self._label = label
+        self._count = 0
         self._saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
@@ -153,17 +151,33 @@ class KeptForBackward:
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
 
+    def exclude(self, tensors: Iterable[Tensor]) -> None:
+        """Excludes more tensors."""
+        self._excluded.extend(tensors)
+
     @property
     def bytes(self) -> int:
         """Bytes of the distinct storages held now: a graph that is gone holds none."""
-        excluded = {_storage_key(tensor) for tensor in self._excluded}
-        return tensor_bytes(
-            saved.tensor for saved in self._saved if _storage_key(saved.tensor) not in excluded
-        )
+        return sum(self.bytes_by_label.values())
+
+    @property
+    def bytes_by_label(self) -> dict[str, int]:
+        """The same by label; a storage saved more than once belongs to the first."""
+        known = {_storage_key(tensor) for tensor in self._excluded}
+        found: dict[str, int] = {}
+        for saved in sorted(self._saved, key=lambda each: each.number):
+            key = _storage_key(saved.tensor)
+            if key not in known:
+                known.add(key)
+                size = saved.tensor.untyped_storage().nbytes()
+                found[saved.label] = found.get(saved.label, 0) + size
+        return found
 
     def _pack(self, tensor: Tensor) -> _Saved:
         """Wraps a saved tensor; the graph owns the wrapper, this meter only watches it."""
-        saved = _Saved(tensor.detach())  # with its history, an output would keep its own graph alive for ever
+        # With its history, an output would keep its own graph alive for ever.
+        saved = _Saved(tensor.detach(), self._label(), self._count)
+        self._count += 1
         self._saved.add(saved)
         return saved
 
@@ -185,10 +199,12 @@ def kept_for_backward(forward: Callable[[], object], excluded: Iterable[Tensor] 
 class _Saved:
     """A tensor in autograd's keeping."""
 
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ("__weakref__", "label", "number", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, label: str, number: int) -> None:
         self.tensor = tensor
+        self.label = label
+        self.number = number
 
 
 def _unpack(saved: _Saved) -> Tensor:
@@ -199,16 +215,3 @@ def _unpack(saved: _Saved) -> Tensor:
 def _storage_key(tensor: Tensor) -> tuple[str, int]:
     """Identifies the storage as long as it lives."""
     return str(tensor.device), tensor.untyped_storage().data_ptr()
-
-
-def _read_cuda(device: torch.device) -> CudaMemory:
-    """Reads PyTorch's allocator and the driver."""
-    free, total = torch.cuda.mem_get_info(device)
-    return CudaMemory(
-        allocated=torch.cuda.memory_allocated(device),
-        allocated_peak=torch.cuda.max_memory_allocated(device),
-        reserved=torch.cuda.memory_reserved(device),
-        reserved_peak=torch.cuda.max_memory_reserved(device),
-        used=total - free,
-        total=total,
-    )

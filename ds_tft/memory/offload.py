@@ -9,15 +9,17 @@ in it: after backward, or, where no backward followed, with the graph.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ds_tft.errors import ConfigError
+from ds_tft.formatting import format_bytes
 from ds_tft.memory.host_buffers import Fetch, HostBuffers, Layout, copies_for
-
-MIN_BYTES = 64 * 2**10
-"""Memory below this stays on the device: a copy would take longer than the memory is worth."""
+from ds_tft.memory.input_store import MIN_BYTES, InputStore, SavedTensors
+from ds_tft.memory.meter import MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,27 +35,14 @@ class OffloadTraffic:
     """Bytes of all buffers, which stay for the next step."""
 
 
-class HostOffload:
-    """Gives out hooks that move tensors, and counts what they moved.
-
-    Args:
-        device: Where the model is trained.
-        min_bytes: A tensor is moved if the memory that it keeps alive is at least this large.
-    """
+class HostOffload(InputStore):
+    """Gives out hooks that move tensors, and counts what they moved."""
 
     def __init__(self, device: torch.device, min_bytes: int = MIN_BYTES) -> None:
-        self._device = device
-        self.min_bytes = min_bytes
+        super().__init__(device, min_bytes)
         self._copies = copies_for(device)
         self._buffers = HostBuffers(pinned=device.type == "cuda")
         self._last: weakref.ref[_Group] | None = None
-        self.largest_seen = 0
-        """Largest memory that an input kept alive, in bytes, moved or not."""
-        self.reset()
-
-    def __deepcopy__(self, _memo: dict[int, object]) -> HostOffload:
-        """A copy of a model gets buffers and counts of its own."""
-        return HostOffload(self._device, self.min_bytes)
 
     def reset(self) -> None:
         """Starts the counts anew."""
@@ -70,16 +59,10 @@ class HostOffload:
             host_bytes=self._buffers.bytes,
         )
 
-    def wants(self, tensor: Tensor) -> bool:
-        """Says whether a tensor is to be moved."""
-        if not tensor.is_floating_point() or tensor.device.type != self._device.type:
-            return False
-        # An expanded tensor shows more than it holds, and cannot be written to.
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            return False
-        size = tensor.untyped_storage().nbytes()  # a small view keeps all of it
-        self.largest_seen = max(self.largest_seen, size)
-        return tensor.numel() > 0 and size >= self.min_bytes
+    def keep(self, tensors: Sequence[Tensor]) -> SavedTensors:
+        """Moves the inputs of one block."""
+        with self.hooks():
+            return SavedTensors(tensors)
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Returns hooks that move every tensor saved under them; what is saved under them is one group."""
@@ -90,6 +73,40 @@ class HostOffload:
             return self._move(tensor, group)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, self._bring_back)
+
+    def line(self) -> str:
+        """Says how inputs are kept."""
+        return f"inputs of at least {format_bytes(self.min_bytes)} are kept in host memory"
+
+    def step_line(self) -> str:
+        """Says what was moved since the last reset."""
+        moved = self.traffic
+        return (
+            f"{format_bytes(moved.to_host_bytes)} moved to host memory, "
+            f"{format_bytes(moved.to_device_bytes)} back, buffers of {format_bytes(moved.host_bytes)}"
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the same by tag."""
+        moved = self.traffic
+        return {
+            "recompute/moved_to_host_mib": moved.to_host_bytes / MIB,
+            "recompute/moved_to_device_mib": moved.to_device_bytes / MIB,
+            "recompute/host_buffers_mib": moved.host_bytes / MIB,
+        }
+
+    def check_effect(self) -> None:
+        """Makes sure that something was moved.
+
+        Raises:
+            ConfigError: Nothing was.
+        """
+        if not self._to_host:
+            raise ConfigError(
+                "activation_checkpointing.cpu_checkpointing: nothing was moved to host memory, got inputs of "
+                f"up to {format_bytes(self.largest_seen)}, and what is below {format_bytes(self.min_bytes)} "
+                "stays on the device; remove it"
+            )
 
     def _move(self, tensor: Tensor, group: _Group) -> _Moved:
         """Copies a tensor to the host."""

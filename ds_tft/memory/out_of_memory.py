@@ -11,5 +11,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "DefaultCPUAllocator" in str(error)
+        or any(text in str(error) for text in ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED"))
     )

@@ -3,20 +3,23 @@
 `attach_recompute(model, settings)` gives each named block another `forward`. Nothing else changes: no
 wrapper, no parameter, no name; a checkpoint written with it loads without it.
 
-What is kept of a block is its inputs, on the device or, with `offload`, in host memory. What it costs: the
-block's forward runs again. For a streamed variable selection (`streaming.py`) that is next to nothing: its
-networks run again in backward anyway, so that only its selection weights are computed twice. Stream a model
-first, then recompute it.
+What is kept of a block is its inputs: as they are, in host memory (`offload.py`), or as INT8
+(`compression.py`). What it costs: the block's forward runs again. For a streamed variable selection
+(`streaming.py`) that is next to nothing: its networks run again in backward anyway, so that only its
+selection weights are computed twice. Stream a model first, then recompute it.
 
 Exact: losses and gradients are bit-equal to those without, dropout included, and so is the state of the
-random generators afterwards.
+random generators afterwards. INT8 is the exception: the loss of a step is the same, its gradients are not.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from ds_tft.errors import ConfigError, suggestion
+from ds_tft.memory.compression import Int8Compression
+from ds_tft.memory.input_store import InputStore
 from ds_tft.memory.offload import HostOffload
 from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.memory.recompute_settings import RecomputeSettings
@@ -48,7 +51,8 @@ def attach_recompute(model: nn.Module, settings: RecomputeSettings | None = None
         What is recomputed; it counts from now on.
 
     Raises:
-        ConfigError: A name is unknown, given twice or within another block; or the model recomputes already.
+        ConfigError: A name is unknown, given twice or within another block; the model recomputes already; or
+            inputs are to be kept in two ways.
     """
     settings = settings or RecomputeSettings()
     found = _find_blocks(model, settings.blocks)
@@ -56,7 +60,7 @@ def attach_recompute(model: nn.Module, settings: RecomputeSettings | None = None
     state = RecomputeState(
         path=settings.chosen_path,
         device=device,
-        offload=HostOffload(device, settings.min_offload_bytes) if settings.offload else None,
+        store=_choose_store(settings, device),
         synchronize=settings.synchronize,
         profile=settings.profile,
     )
@@ -86,6 +90,17 @@ def detach_recompute(model: nn.Module) -> None:
 def is_recomputed(module: nn.Module) -> bool:
     """Says whether a module is a recomputed block."""
     return _block_of(module) is not None
+
+
+def _choose_store(settings: RecomputeSettings, device: torch.device) -> InputStore | None:
+    """Returns what takes the inputs of blocks."""
+    if settings.offload and settings.compress:
+        raise ConfigError(
+            f"{WHERE}: inputs of blocks are kept in one way, got offload and compress; give one of them"
+        )
+    if settings.offload:
+        return HostOffload(device, settings.min_bytes)
+    return Int8Compression(device, settings.min_bytes) if settings.compress else None
 
 
 def _block_of(module: nn.Module) -> RecomputedBlock | None:

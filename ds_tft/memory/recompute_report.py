@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ds_tft.errors import ConfigError
-from ds_tft.formatting import format_bytes, format_seconds
-from ds_tft.memory.meter import MIB
-from ds_tft.memory.offload import OffloadTraffic
+from ds_tft.formatting import format_seconds
+from ds_tft.memory.compression import CompressionCounts, Int8Compression
+from ds_tft.memory.offload import HostOffload, OffloadTraffic
 from ds_tft.memory.recomputed_block import BlockCounts, RecomputeState
 
 
@@ -23,33 +23,17 @@ class RecomputeReport:
     def line(self) -> str:
         """Says what is recomputed, and by what, in one line for the log."""
         text = f"recompute: {', '.join(self.blocks)}; by {self.state.path.value}"
-        if self.state.offload is None:
-            return text
-        least = format_bytes(self.state.offload.min_bytes)
-        return f"{text}; inputs of at least {least} are kept in host memory"
+        return text if self.state.store is None else f"{text}; {self.state.store.line()}"
 
     def step_line(self) -> str:
         """Says in one line what was done since the last reset."""
         text = f"recompute: {self.recomputes()} blocks ran again"
-        moved = self.traffic()
-        if moved is None:
-            return text
-        return (
-            f"{text}; {format_bytes(moved.to_host_bytes)} moved to host memory, "
-            f"{format_bytes(moved.to_device_bytes)} back, buffers of {format_bytes(moved.host_bytes)}"
-        )
+        return text if self.state.store is None else f"{text}; {self.state.store.step_line()}"
 
     def scalars(self) -> dict[str, float]:
         """Returns the same by tag, for TensorBoard and the metrics file."""
         scalars = {"recompute/blocks_run_again": float(self.recomputes())}
-        moved = self.traffic()
-        if moved is not None:
-            scalars |= {
-                "recompute/moved_to_host_mib": moved.to_host_bytes / MIB,
-                "recompute/moved_to_device_mib": moved.to_device_bytes / MIB,
-                "recompute/host_buffers_mib": moved.host_bytes / MIB,
-            }
-        return scalars
+        return scalars if self.state.store is None else scalars | self.state.store.scalars()
 
     def recomputes(self, block: str | None = None) -> int:
         """Returns how many times blocks, or one of them, ran again since the last reset."""
@@ -58,13 +42,19 @@ class RecomputeReport:
 
     def traffic(self) -> OffloadTraffic | None:
         """Returns what was moved to host memory since the last reset; `None` without offload."""
-        return None if self.state.offload is None else self.state.offload.traffic
+        store = self.state.store
+        return store.traffic if isinstance(store, HostOffload) else None
+
+    def compressed(self) -> CompressionCounts | None:
+        """Returns what was kept as INT8 since the last reset; `None` without compression."""
+        store = self.state.store
+        return store.counts if isinstance(store, Int8Compression) else None
 
     def reset(self) -> None:
         """Starts all counts anew."""
         self.state.counts.update({name: BlockCounts() for name in self.blocks})
-        if self.state.offload is not None:
-            self.state.offload.reset()
+        if self.state.store is not None:
+            self.state.store.reset()
 
     def profile_lines(self) -> list[str]:
         """Returns a line for each block with its times since the last reset; empty without `profile`."""
@@ -86,7 +76,7 @@ class RecomputeReport:
             self.state.paused = False
 
     def check_effect(self) -> None:
-        """Makes sure, after a step of training, that every block ran again and offload moved something.
+        """Makes sure, after a step of training, that every block ran again and what takes inputs took some.
 
         Raises:
             ConfigError: Names what had no effect.
@@ -98,10 +88,5 @@ class RecomputeReport:
                     f"ds_tft.recompute: '{name}' was not run again in backward, got {forwards} forwards of it "
                     "in training; remove it"
                 )
-        offload = self.state.offload
-        if offload is not None and not offload.traffic.to_host_bytes:
-            raise ConfigError(
-                "activation_checkpointing.cpu_checkpointing: nothing was moved to host memory, got inputs of "
-                f"up to {format_bytes(offload.largest_seen)}, and what is below "
-                f"{format_bytes(offload.min_bytes)} stays on the device; remove it"
-            )
+        if self.state.store is not None:
+            self.state.store.check_effect()

@@ -10,7 +10,7 @@ import torch
 from ds_tft.config.deepspeed_sections import ActivationCheckpointing, DeepSpeedSettings
 from ds_tft.errors import ConfigError
 from ds_tft.memory.checkpoint_path import CheckpointPath, choose_path
-from ds_tft.memory.offload import MIN_BYTES
+from ds_tft.memory.input_store import MIN_BYTES
 
 SECTION = "activation_checkpointing"
 ONE_PIECE = "it splits inputs over the processes of a model in several parts, and this model is in one part"
@@ -24,8 +24,10 @@ class RecomputeSettings:
     """Names of submodules; `None` takes those of `DEFAULT_BLOCKS` that the model has."""
     offload: bool = False
     """Keep the inputs of blocks in host memory (`cpu_checkpointing`)."""
-    min_offload_bytes: int = MIN_BYTES
-    """Memory that an input keeps alive below which it stays on the device."""
+    compress: bool = False
+    """Keep the inputs of blocks as INT8 (`ds_tft.compress_kept`); not together with `offload`."""
+    min_bytes: int = MIN_BYTES
+    """Memory that an input keeps alive below which it is neither moved nor compressed."""
     synchronize: bool = False
     """Wait for the GPU before and after each block (`synchronize_checkpoint_boundary`)."""
     profile: bool = False
@@ -41,9 +43,7 @@ class RecomputeSettings:
         return self.path or choose_path(offload=self.offload)
 
 
-def recompute_settings(
-    settings: DeepSpeedSettings, device: torch.device
-) -> RecomputeSettings | None:
+def recompute_settings(settings: DeepSpeedSettings, device: torch.device) -> RecomputeSettings | None:
     """Reads what the DeepSpeed JSON asks for, with the command line laid over it.
 
     Blocks are recomputed if `ds_tft.recompute` names some (`--use-gradient-checkpointing` is
@@ -70,6 +70,7 @@ def recompute_settings(
     return RecomputeSettings(
         blocks=None if blocks == "default" else blocks,
         offload=section.cpu_checkpointing,
+        compress=settings.ds_tft.compress_kept == "int8",
         synchronize=section.synchronize_checkpoint_boundary,
         profile=section.profile,
         device=device,

@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ds_tft.memory.checkpoint_path import CheckpointPath, run_checkpointed
+from ds_tft.memory.input_store import InputStore
 from ds_tft.memory.kept_inputs import KeptInputs
 from ds_tft.memory.module_state import BufferSnapshot
-from ds_tft.memory.offload import HostOffload
 from ds_tft.memory.recomputing import recomputing
 
 
@@ -38,7 +38,8 @@ class RecomputeState:
 
     path: CheckpointPath
     device: torch.device
-    offload: HostOffload | None
+    store: InputStore | None
+    """Takes large inputs; `None` keeps them as they are."""
     synchronize: bool
     """Wait for the GPU before and after each block."""
     profile: bool
@@ -121,7 +122,7 @@ class _Call:
     def __init__(self, block: RecomputedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values, self._structure = tree_flatten((args, kwargs))
         self._block = block
-        self._kept = KeptInputs(values, block.state.offload)
+        self._kept = KeptInputs(values, block.state.store)
         self._buffers = BufferSnapshot(block.module)
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
         self._result: Any = None

@@ -12,7 +12,7 @@ time), H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from ds_tft.memory.buffers import Precision, Workspace
 from ds_tft.memory.chunks import ChunkSize, Span, spans
 from ds_tft.memory.dropout_mask import SeededDropout
+from ds_tft.memory.dry_running import is_dry_run
 from ds_tft.memory.recomputing import only_saved_tensors_count
 from ds_tft.memory.variable_inputs import CategoricalVariables, ChunkPlace, RealVariables, Variables
 from ds_tft.memory.variable_networks import (
@@ -130,6 +131,7 @@ class _Run:
             backward=backward,
         )
         self._blocks = list(_cut(self._reals, self._categories, inputs, plan.chunk.variables))
+        self._row_spans = list(spans(len(inputs.weights), plan.chunk.rows))
         self._workspaces = [
             Workspace(plan.chunk, inputs.norm_bias.shape[-1], plan.precision, self._device, backward=backward)
             for _ in range(count_workers(len(self._blocks), self._device))
@@ -174,11 +176,14 @@ class _Run:
         """Yields a worker's chunks, each with its variables and rows in tensors of shape (V, R)."""
         plan, workspace = self._plan, self._workspaces[worker]
         dropout = SeededDropout(plan.dropout, plan.seed, self._device) if plan.dropout else None
-        for variables, within_kind, within_all in self._blocks[worker :: len(self._workspaces)]:
+        blocks, row_spans = self._blocks[worker :: len(self._workspaces)], self._row_spans
+        if is_dry_run():  # chunks of one size take the same memory
+            blocks, row_spans = _two_of_each(blocks), [*row_spans[:2], *row_spans[2:][-1:]]
+        for variables, within_kind, within_all in blocks:
             networks = ChunkNetworks.of(
                 self._inputs.networks, within_all.slice, plan.precision, fold=plan.fold
             )
-            for rows in spans(self._weights.shape[1], plan.chunk.rows):
+            for rows in row_spans:
                 at = (within_all.slice, rows.slice)
                 place = ChunkPlace(within_kind, rows)
                 weights = self._weights[at].unsqueeze(-1)  # (C, R, 1)
@@ -210,3 +215,16 @@ def _cut(
         yield _Block(reals, span, span)
     for span in spans(num_categories, size):
         yield _Block(categories, span, Span(num_reals + span.start, num_reals + span.stop))
+
+
+def _two_of_each(blocks: Sequence[_Block]) -> list[_Block]:
+    """Returns two blocks of real variables of each size, and all categorical ones: their tables differ.
+
+    Two, because while one is worked on, the names in a loop still hold what is left of the one before.
+    """
+    sizes = [block.within_kind.size for block in blocks]
+    return [
+        block
+        for place, block in enumerate(blocks)
+        if not isinstance(block.variables, RealVariables) or sizes[:place].count(sizes[place]) < 2
+    ]

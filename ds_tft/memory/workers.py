@@ -13,6 +13,9 @@ from typing import TypeVar
 
 import torch
 
+from ds_tft.memory.dry_running import is_dry_run
+from ds_tft.memory.trace.allocations import worker_recording
+
 Result = TypeVar("Result")
 
 
@@ -24,15 +27,17 @@ def count_workers(num_pieces: int, device: torch.device) -> int:
 def run_workers(work: Callable[[int], Result], count: int) -> list[Result]:
     """Returns `work(0), ..., work(count - 1)`, each run in its own thread and without gradients.
 
-    With one worker, it is called here, and torch splits its operations as usual.
+    With one worker, it is called here, and torch splits its operations as usual. In a dry run all are called
+    here, one after the other.
     """
-    if count == 1:
-        return [work(0)]
+    if count == 1 or is_dry_run():
+        return [work(number) for number in range(count)]
     threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    recording = worker_recording()
 
     def run(number: int) -> Result:
         torch.set_num_threads(1)  # of the operations that this thread starts
-        with torch.inference_mode(inference), torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad(), recording():
             return work(number)
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,12 @@ from ds_tft.config.engine_config import engine_config
 from ds_tft.config.engine_notes import engine_notes
 from ds_tft.errors import ConfigError
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.memory.out_of_memory import is_out_of_memory
 from ds_tft.memory.passes import MemoryPasses, attach_passes
+from ds_tft.memory.trace.failure import first_line
+from ds_tft.memory.trace.files import TraceFiles
+from ds_tft.memory.trace.settings import trace_settings
+from ds_tft.memory.trace.tracer import StepTracer
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.block_check import refuse_useless_blocks
@@ -21,8 +26,10 @@ from ds_tft.training.checkpoint import find_checkpoint, load_checkpoint
 from ds_tft.training.conclusion import evaluate_on_test, export_best, sum_up
 from ds_tft.training.engine import build_engine, start_process_group
 from ds_tft.training.environment import ProcessPlace
+from ds_tft.training.exhaustion import Exhaustion, explain, may_halve
 from ds_tft.training.introduction import device_name, introduce, model_lines
 from ds_tft.training.log import RunLog
+from ds_tft.training.memory_fit import fit_memory
 from ds_tft.training.run_folder import (
     check_same_run,
     choose_folder,
@@ -55,7 +62,7 @@ def train(arguments: TrainArguments, place: ProcessPlace) -> None:
         refuse_used_folder(folder, place)
     with RunLog(folder, enabled=place.is_first) as log:
         introduce(log, setup)
-        _Run(setup, folder, log).go()
+        _Run(fit_memory(setup, log.say), folder, log).go()
 
 
 class _Run:
@@ -69,28 +76,20 @@ class _Run:
 
     def go(self) -> None:
         """Trains, exports the best model, evaluates it and prints the summary."""
-        setup, log = self.setup, self.log
+        log = self.log
         model = self._make_model()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         for line in self._lines(model, num_parameters):
             log.say(line)
-        refuse_useless_blocks(model, setup)
-        passes = attach_passes(model, setup.engine_settings, setup.device)
-        for line in passes.lines():
-            log.say(line)
-        config = engine_config(setup.engine_settings, setup.batch, setup.total_steps, num_parameters)
-        resumed_from = self._open_folder(config)
-        engine = build_engine(model, config)
-        log.say(f"engine: ZeRO stage {engine.zero_optimization_stage()}, {setup.engine_settings.precision}, "
-                f"{engine.optimizer.__class__.__name__} on {device_name(setup.device)}")  # fmt: skip
+        refuse_useless_blocks(model, self.setup)
         started = perf_counter()
-        trainer = self._train(engine, passes, resumed_from)
+        trainer = self._train_to_the_end(model, num_parameters)
         seconds = perf_counter() - started
-        best = export_best(setup, engine, trainer)
-        evaluation = evaluate_on_test(setup, best)
-        if setup.place.is_first:
+        best = export_best(self.setup, trainer.engine, trainer)
+        evaluation = evaluate_on_test(self.setup, best)
+        if self.setup.place.is_first:
             sum_up(
-                setup,
+                self.setup,
                 trainer,
                 log,
                 seconds=seconds,
@@ -98,7 +97,58 @@ class _Run:
                 num_parameters=num_parameters,
                 memory=self.meter.read(),
             )
-        engine.destroy()
+        trainer.engine.destroy()
+
+    def _train_to_the_end(self, model: TemporalFusionTransformer, num_parameters: int) -> Trainer:
+        """Trains, and where memory runs out and it is allowed, goes on with smaller micro-batches."""
+        resumed_from: Path | None = None
+        is_first = True
+        while True:
+            setup = self.setup
+            passes = attach_passes(model, setup.engine_settings, setup.device)
+            config = engine_config(setup.engine_settings, setup.batch, setup.total_steps, num_parameters)
+            if is_first:
+                resumed_from = self._open_folder(config)
+            engine = self._make_engine(model, config, passes)
+            trainer, exhaustion = self._train(engine, passes, resumed_from)
+            if exhaustion is None:
+                return trainer
+            resumed_from = self._make_room(trainer, exhaustion)
+            model, is_first = self._make_model(), False
+
+    def _make_engine(
+        self, model: TemporalFusionTransformer, config: dict[str, Any], passes: MemoryPasses
+    ) -> Any:
+        """Builds the engine, and says what it is."""
+        for line in passes.lines():
+            self.log.say(line)
+        engine = build_engine(model, config)
+        self.log.say(
+            f"engine: ZeRO stage {engine.zero_optimization_stage()}, {self.setup.engine_settings.precision}, "
+            f"{engine.optimizer.__class__.__name__} on {device_name(self.setup.device)}"
+        )
+        return engine
+
+    def _make_room(self, trainer: Trainer, exhaustion: Exhaustion) -> Path:
+        """Takes smaller micro-batches after memory has run out; returns the checkpoint to go on from.
+
+        Raises:
+            ConfigError: It is not allowed or of no use; names settings to change.
+        """
+        if not may_halve(self.setup, exhaustion):
+            self.log.warn(f"step {exhaustion.step}: out of memory; planning what would fit")
+            raise explain(self.setup, exhaustion)
+        batch = self.setup.batch.halved()
+        self.log.warn(
+            f"step {exhaustion.step}: out of memory in {exhaustion.phase}; going on with {batch}: windows and "
+            "learning rates of every update stay, dropout masks are others"
+        )
+        trainer.engine.optimizer.zero_grad()
+        trainer.save()
+        checkpoint = find_checkpoint(self.folder, "auto")
+        trainer.engine.destroy()
+        self.setup = replace(self.setup, batch=batch)
+        return checkpoint
 
     def _make_model(self) -> TemporalFusionTransformer:
         """Makes the model, in fp32 on the CPU, with the weights that training starts from."""
@@ -140,8 +190,10 @@ class _Run:
             self.log.say(f"changed since the run began: {line}")
         return checkpoint
 
-    def _train(self, engine: Any, passes: MemoryPasses, resumed_from: Path | None) -> Trainer:
-        """Runs the loop."""
+    def _train(
+        self, engine: Any, passes: MemoryPasses, resumed_from: Path | None
+    ) -> tuple[Trainer, Exhaustion | None]:
+        """Runs the loop, and says what happened where memory ran out in an update."""
         setup, log = self.setup, self.log
         windows = TrainingWindows(
             builder=setup.batch_builder(),
@@ -169,16 +221,46 @@ class _Run:
                 setup.batch,
                 self.folder,
                 setup.place,
-                Recorders(log=log, tensorboard=tensorboard, meter=self.meter, recompute=passes.recompute),
+                self._recorders(engine, tensorboard, passes),
             )
             if state is not None:
                 trainer.state = state
             for line in trainer.lines():
                 log.say(line)
             log.start(trainer.total_steps, trainer.state.step)
-            trainer.train()
+            exhaustion = _exhaustion_of(trainer)
         log.close()  # takes the progress bar off before the summary; a later record opens the file again
-        return trainer
+        return trainer, exhaustion
+
+    def _recorders(self, engine: Any, tensorboard: TensorBoardWriter, passes: MemoryPasses) -> Recorders:
+        """Where the loop writes what it sees."""
+        setup, place = self.setup, self.setup.place
+        suffix = "" if place.is_first else f"-process-{place.rank}"
+        tracer = StepTracer(
+            engine,
+            setup.device,
+            self.meter,
+            TraceFiles(run_folder=self.folder, tensorboard=tensorboard, suffix=suffix),
+            trace_settings(setup.engine_settings.ds_tft, setup.device),
+            say=self.log.say,
+            is_first=place.is_first,
+        )
+        return Recorders(
+            log=self.log, tensorboard=tensorboard, meter=self.meter, tracer=tracer, recompute=passes.recompute
+        )
+
+
+def _exhaustion_of(trainer: Trainer) -> Exhaustion | None:
+    """Trains to the end; where an update runs out of memory, holds on to nothing but what to say about it."""
+    try:
+        trainer.train()
+    except Exception as error:
+        if not is_out_of_memory(error) or not trainer.is_updating:
+            raise
+        return Exhaustion(
+            step=trainer.state.step + 1, phase=trainer.recorders.tracer.last_phase, message=first_line(error)
+        )
+    return None
 
 
 def _refuse_unavailable(arguments: TrainArguments) -> None:

@@ -15,7 +15,9 @@ from ds_tft.data.batches import BatchBuilder
 from ds_tft.data.infer import InferredRoles, infer_roles
 from ds_tft.data.parquet import ParquetSource, open_source
 from ds_tft.data.prepare import TrainingData, prepare_training
+from ds_tft.errors import ConfigError
 from ds_tft.memory.recompute_settings import recompute_settings
+from ds_tft.memory.trace.settings import trace_settings
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model_size import derive_size
 from ds_tft.training.arguments import TrainArguments
@@ -89,6 +91,12 @@ def set_up(arguments: TrainArguments, place: ProcessPlace) -> RunSetup:
     device = choose_device(place)
     check_machine(engine_settings, device.type == "cuda")
     recompute_settings(engine_settings, device)
+    trace_settings(engine_settings.ds_tft, device)
+    if engine_settings.ds_tft.on_out_of_memory == "halve" and place.world_size > 1:
+        raise ConfigError(
+            "ds_tft.on_out_of_memory: 'halve' needs one process, since the others would wait for the one that "
+            f"ran out of memory, got {place.world_size}; use 'stop'"
+        )
     source = open_source(arguments.parquet)
     inferred = infer_roles(source, settings.data)
     data = prepare_training(source, inferred, settings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ds_tft.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
 FLUSH_SECONDS = 10.0
@@ -73,6 +74,16 @@ class TensorBoardWriter:
             return
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
+
+    def figure(self, step: int, tag: str, figure: Figure) -> None:
+        """Writes a figure; it stays the caller's."""
+        if self._writer is not None:
+            self._writer.add_figure(tag, figure, step, close=False)
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Writes a text, read as Markdown."""
+        if self._writer is not None:
+            self._writer.add_text(tag, text, step)
 
     def flush(self) -> None:
         """Writes everything to disk now."""

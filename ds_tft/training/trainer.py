@@ -23,8 +23,11 @@ from ds_tft.data.sampler import EpochPlan
 from ds_tft.data.windows import WindowIndex
 from ds_tft.errors import UserError
 from ds_tft.export import save_weights
+from ds_tft.forecast.metrics import level_name
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.memory.recompute_report import RecomputeReport
+from ds_tft.memory.trace.timeline import BACKWARD, FORWARD, OPTIMIZER
+from ds_tft.memory.trace.tracer import StepTracer
 from ds_tft.model.loss import pinball_loss
 from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints, save_checkpoint
 from ds_tft.training.engine import whole_weights
@@ -53,6 +56,7 @@ class Recorders:
     log: RunLog
     tensorboard: TensorBoardWriter
     meter: MemoryMeter
+    tracer: StepTracer
     recompute: RecomputeReport | None = None
     """Counts what ran again in backward; `None` where nothing does."""
 
@@ -100,6 +104,8 @@ class Trainer:
         self.window_weights = windows.builder.window_weights(windows.train)  # (n,)
         self.validation = windows.validation.spaced(settings.validation_windows)
         self.state = TrainingState()
+        self.is_updating = False
+        """Whether an update is under way: true also after one that failed."""
         self.first_step = 0
         """Step that this process began at."""
         self.timing = Timing()
@@ -148,7 +154,12 @@ class Trainer:
         batches = loader.batches(micro_batches, start=state.update * self.batch.accumulation)
         windows = self.plan.updates(state.epoch)  # (U, global batch)
         while state.update < updates:
-            self._update([next(batches) for _ in range(self.batch.accumulation)], windows[state.update])
+            micro = [next(batches) for _ in range(self.batch.accumulation)]
+            self.is_updating = True
+            with self.recorders.tracer.update(state.step + 1):
+                self._update(micro, windows[state.update])
+            self.is_updating = False
+            self._recent.restart_clock()  # the time in which a trace was written
             end_of_epoch = state.update == updates
             if end_of_epoch:
                 state.epoch, state.update = state.epoch + 1, 0
@@ -168,9 +179,9 @@ class Trainer:
         if self.state.stopped_early and not logs:
             self._log_progress()
         if end_of_epoch or self.state.stopped_early or _is_due(step, settings.checkpoint_every_steps):
-            self._save()
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Saves everything from which the run can go on."""
         self.state.unlogged_losses = self._recent.losses()
         save_checkpoint(self.engine, self.folder, self.state, self.settings.keep_checkpoints)
@@ -191,7 +202,8 @@ class Trainer:
         for position, batch in enumerate(micro_batches):
             torch.manual_seed(self._dropout_seed(position))
             loss += self._forward_backward(batch, factor)
-            self.engine.step()
+            with self.recorders.tracer.phase(OPTIMIZER):
+                self.engine.step()
         if recompute is not None and state.step == self.first_step:
             recompute.check_effect()
             self.recorders.log.say(f"step {state.step + 1}: {recompute.step_line()}")
@@ -204,11 +216,14 @@ class Trainer:
         """Returns the loss of one micro-batch, times `factor`, after its backward."""
         device = self.engine.device
         dtype = next(self.engine.module.parameters()).dtype
-        batch = batch.to(device, dtype)
-        prediction = self.engine(batch.inputs)  # (B, K, O, Q)
-        total, _ = pinball_loss(prediction, batch.labels, batch.weights, self.quantiles)
-        loss = total * factor
-        self.engine.backward(loss)
+        tracer = self.recorders.tracer
+        with tracer.phase(FORWARD):
+            batch = batch.to(device, dtype)
+            prediction = self.engine(batch.inputs)  # (B, K, O, Q)
+            total, _ = pinball_loss(prediction, batch.labels, batch.weights, self.quantiles)
+            loss = total * factor
+        with tracer.phase(BACKWARD):
+            self.engine.backward(loss)
         return loss.detach()
 
     def _dropout_seed(self, position: int) -> int:
@@ -261,7 +276,8 @@ class Trainer:
             scalars["optimizer/gradient_norm"] = float(norm)
         scalars["optimizer/skipped_steps"] = float(state.skipped_steps)
         scalars["throughput/windows_per_second"] = timing.windows_per_second
-        scalars |= memory_scalars(self.recorders.meter.read())
+        tracer = self.recorders.tracer
+        scalars |= memory_scalars(self.recorders.meter.read(), tracer.take_phase_peaks(), tracer.states)
         if self.recorders.recompute is not None:
             scalars |= self.recorders.recompute.scalars()
             for line in self.recorders.recompute.profile_lines():
@@ -297,7 +313,7 @@ class Trainer:
         """Writes one validation."""
         scalars = {"loss/validation": result.mean}
         for level, loss in zip(self.quantiles, result.per_quantile, strict=True):
-            scalars[f"loss/validation_p{100 * level:g}"] = loss
+            scalars[f"loss/validation_{level_name(level)}"] = loss
         self.recorders.tensorboard.write(self.state.step, scalars)
         self.recorders.log.validation(self.state.step, self._epoch_of_step, scalars, best)
         if self.state.stopped_early:

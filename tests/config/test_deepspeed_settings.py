@@ -209,7 +209,6 @@ def test_equal_rate_in_two_places_is_fine(read):
     ("raw", "name", "value"),
     [
         ({"compression_training": {"a": {}}}, "compression_training", '{"a": {}}'),
-        ({"ds_tft": {"memory_budget_gib": 4}}, "ds_tft.memory_budget_gib", "4.0"),
     ],
 )  # fmt: skip
 def test_features_that_do_not_exist_yet(read, raw, name, value):

@@ -78,6 +78,17 @@ def test_recomputing_changes_nothing_in_two_processes(files, tmp_path, stage):
         assert (tmp_path / name / "export" / "weights.safetensors").read_bytes() == expected
 
 
+def test_compressed_inputs_train_about_the_same_in_two_processes(files, tmp_path):
+    more = ("--set", "model.hidden_size=64", "--batch-size", "64", "--use-gradient-checkpointing")
+    compress = ("--set", "deepspeed.ds_tft.compress_kept=int8")
+    for name, flag in {"exact": (), "compressed": compress, "again": compress}.items():
+        result = run(*TWO, *flags(files, tmp_path / name, *more, *flag))
+        assert result.code == 0, result.errors
+    assert losses(tmp_path / "compressed") == losses(tmp_path / "again")
+    assert losses(tmp_path / "compressed") != losses(tmp_path / "exact")
+    np.testing.assert_allclose(losses(tmp_path / "compressed"), losses(tmp_path / "exact"), rtol=0.01)
+
+
 def test_two_processes_go_on_where_they_were(files, tmp_path):
     straight = run(*TWO, *flags(files, tmp_path / "straight", *CONSTANT_RATE, "--epochs", "2"))
     assert straight.code == 0, straight.errors

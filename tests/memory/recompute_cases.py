@@ -19,10 +19,8 @@ from ds_tft.model.tft import TemporalFusionTransformer
 MODES = {
     "deepspeed": RecomputeSettings(),
     "own": RecomputeSettings(path=CheckpointPath.OWN),
-    "offload": RecomputeSettings(offload=True, min_offload_bytes=1),
-    "deepspeed and offload": RecomputeSettings(
-        path=CheckpointPath.DEEPSPEED, offload=True, min_offload_bytes=1
-    ),
+    "offload": RecomputeSettings(offload=True, min_bytes=1),
+    "deepspeed and offload": RecomputeSettings(path=CheckpointPath.DEEPSPEED, offload=True, min_bytes=1),
 }
 SIZE = ModelSize(
     static_reals=2,
@@ -163,7 +161,7 @@ def attach_block(block: nn.Module, mode: str) -> tuple[Owner, RecomputeReport]:
             blocks=("block",),
             path=settings.path,
             offload=settings.offload,
-            min_offload_bytes=settings.min_offload_bytes,
+            min_bytes=settings.min_bytes,
         ),
     )
     return owner, report

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_tft.memory.meter import (
     MIB,
+    CudaPeaks,
     KeptForBackward,
     MemoryMeter,
     kept_for_backward,
@@ -38,19 +39,32 @@ def test_cuda_figures_are_read_by_name(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, lambda _device, index=index: 10 + index)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (30, 100))
-    resets = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
-    meter = MemoryMeter(torch.device("cuda", 0))
-    cuda = meter.read().cuda
+    cuda = MemoryMeter(torch.device("cuda", 0)).read().cuda
     assert (cuda.allocated, cuda.allocated_peak, cuda.reserved, cuda.reserved_peak) == (10, 11, 12, 13)
     assert (cuda.used, cuda.total) == (70, 100)
-    meter.reset_peaks()
-    assert resets == [torch.device("cuda", 0)]
 
 
-def test_reset_without_cuda_does_nothing(monkeypatch):
+def test_cuda_peaks_start_anew_and_the_highest_is_remembered(monkeypatch):
+    device, peaks, resets = torch.device("cuda", 0), {"allocated": 0, "reserved": 0}, []
+    for name, figure in (("memory_allocated", 1), ("memory_reserved", 2)):
+        monkeypatch.setattr(torch.cuda, name, lambda _device, figure=figure: figure)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: peaks["allocated"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _device: peaks["reserved"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (30, 100))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    meter = MemoryMeter(device)
+    peaks.update(allocated=50, reserved=60)
+    assert meter.restart_peaks() == CudaPeaks(allocated=50, reserved=60)
+    assert resets == [device]
+    peaks.update(allocated=20, reserved=70)
+    cuda = meter.read().cuda
+    assert (cuda.allocated_peak, cuda.reserved_peak) == (50, 70)
+    assert meter.restart_peaks() == CudaPeaks(allocated=20, reserved=70)
+
+
+def test_without_cuda_no_peaks_start_anew(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: pytest.fail("called"))
-    MemoryMeter(torch.device("cpu")).reset_peaks()
+    assert MemoryMeter(torch.device("cpu")).restart_peaks() is None
 
 
 def test_states_count_every_storage_once():
@@ -114,6 +128,20 @@ def test_a_graph_that_is_gone_keeps_nothing():
     assert kept.bytes == 4000
     del loss
     assert kept.bytes == 0
+
+
+def test_what_is_kept_belongs_to_the_first_that_saves_it():
+    x = torch.ones(1000, requires_grad=True)
+    running = ["first"]
+    with KeptForBackward([x], lambda: running[0]) as kept:
+        y = x.exp()  # keeps its result
+        running[0] = "second"
+        z = (y * y).exp().sum()  # keeps the same again, and one more
+    assert kept.bytes_by_label == {"first": 4000, "second": 4000}
+    assert kept.bytes == 8000
+    kept.exclude([y])
+    assert kept.bytes_by_label == {"second": 4000}
+    del z
 
 
 def test_gradients_are_unchanged_by_measuring():

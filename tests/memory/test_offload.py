@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ds_tft.memory import host_buffers
 from ds_tft.memory.host_buffers import CudaCopies, Fetch, HostBuffers, Layout, copies_for
-from ds_tft.memory.offload import MIN_BYTES, HostOffload
+from ds_tft.memory.input_store import MIN_BYTES
+from ds_tft.memory.offload import HostOffload
 from ds_tft.memory.recompute import attach_recompute
 from ds_tft.memory.recompute_settings import RecomputeSettings
 
@@ -29,7 +30,7 @@ def live_tensors() -> list[Tensor]:
 def offloading(*blocks: nn.Module, min_bytes: int = 1) -> tuple[nn.Sequential, object]:
     model = nn.Sequential(*blocks).train()
     names = tuple(str(number) for number in range(len(blocks)))
-    settings = RecomputeSettings(blocks=names, offload=True, min_offload_bytes=min_bytes)
+    settings = RecomputeSettings(blocks=names, offload=True, min_bytes=min_bytes)
     return model, attach_recompute(model, settings)
 
 

@@ -37,7 +37,7 @@ def test_training_is_bit_equal(streams, lengths):
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "streaming"])
 def test_every_block_can_be_recomputed(streams, mode):
     settings = RecomputeSettings(
-        blocks=EVERY_BLOCK, offload=MODES[mode].offload, min_offload_bytes=MODES[mode].min_offload_bytes
+        blocks=EVERY_BLOCK, offload=MODES[mode].offload, min_bytes=MODES[mode].min_bytes
     )
     model = build(streams=streams)
     expected = train(model, None, steps=2)
@@ -225,7 +225,7 @@ def test_a_block_that_never_runs_is_an_error():
 
 def test_offload_that_moves_nothing_is_an_error():
     model = build()
-    report = attach_recompute(model, RecomputeSettings(offload=True, min_offload_bytes=2**20))
+    report = attach_recompute(model, RecomputeSettings(offload=True, min_bytes=2**20))
     model(draw()).sum().backward()
     largest = 4 * (SIZE.encoder_length + SIZE.horizon) * SIZE.hidden_size * 4  # floats of the whole window
     with pytest.raises(ConfigError) as error:

@@ -142,7 +142,7 @@ def test_the_callers_tensors_are_left_alone(mode):
     attach_recompute(
         twin,
         RecomputeSettings(
-            blocks=("block", "second"), path=settings.path, offload=settings.offload, min_offload_bytes=1
+            blocks=("block", "second"), path=settings.path, offload=settings.offload, min_bytes=1
         ),
     )
     batch = torch.randn(4, 8)
@@ -381,9 +381,7 @@ def test_recomputing_loses_none(mode):
     twin, settings = blocks_behind_a_layer(), MODES[mode]
     report = attach_recompute(
         twin,
-        RecomputeSettings(
-            blocks=("1", "2", "3"), path=settings.path, offload=settings.offload, min_offload_bytes=1
-        ),
+        RecomputeSettings(blocks=("1", "2", "3"), path=settings.path, offload=settings.offload, min_bytes=1),
     )
     _, actual = gradients(twin, torch.ones(4, 8))
     assert_same_gradients(actual, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.errors import ConfigError
@@ -13,9 +14,10 @@ from ds_tft.memory.recompute_settings import RecomputeSettings, recompute_settin
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def read(section=None, recompute=None, *, device=CPU) -> RecomputeSettings | None:
+def read(section=None, recompute=None, compress_kept=None, *, device=CPU) -> RecomputeSettings | None:
+    product = {"recompute": recompute, "compress_kept": compress_kept}
     settings = DeepSpeedSettings.model_validate(
-        {"activation_checkpointing": section or {}, "ds_tft": {"recompute": recompute}}
+        {"activation_checkpointing": section or {}, "ds_tft": product}
     )
     return recompute_settings(settings, device)
 
@@ -45,6 +47,28 @@ def test_deepspeed_runs_blocks_again_unless_inputs_are_moved():
     assert read(recompute="default").chosen_path is CheckpointPath.DEEPSPEED
     assert read({"cpu_checkpointing": True}).chosen_path is CheckpointPath.OWN
     assert read({"cpu_checkpointing": True}, device=CUDA).chosen_path is CheckpointPath.OWN
+
+
+def test_inputs_are_compressed_if_asked_for():
+    settings = read(recompute="default", compress_kept="int8")
+    assert settings == RecomputeSettings(compress=True, device=CPU)
+    assert settings.chosen_path is CheckpointPath.DEEPSPEED
+
+
+@pytest.mark.parametrize(
+    ("section", "recompute", "message"),
+    [
+        (
+            {"cpu_checkpointing": True},
+            None,
+            "both say how the inputs of recomputed blocks are kept; give one",
+        ),
+        ({}, None, "ds_tft.compress_kept is 'int8', and no block is recomputed; set ds_tft.recompute"),
+    ],
+)
+def test_compression_goes_with_recomputation_and_without_offload(section, recompute, message):
+    with pytest.raises(ValidationError, match=message):
+        read(section, recompute, "int8")
 
 
 def test_boundaries_are_synchronised_on_a_gpu():

@@ -58,11 +58,23 @@ def test_weights_are_bit_equal(stage, streams):
     expected = trained(stage, None, streams=streams)
     assert min(float((expected[name] - before[name]).abs().max()) for name in before) > 0
     for offload in (False, True):
-        settings = RecomputeSettings(blocks=EVERY_BLOCK, offload=offload, min_offload_bytes=1)
+        settings = RecomputeSettings(blocks=EVERY_BLOCK, offload=offload, min_bytes=1)
         assert_same(trained(stage, settings, streams=streams), expected)
 
 
 def test_weights_are_bit_equal_in_bf16():
     expected = trained(1, None, streams=True, bf16=True)
-    settings = RecomputeSettings(blocks=EVERY_BLOCK, offload=True, min_offload_bytes=1)
+    settings = RecomputeSettings(blocks=EVERY_BLOCK, offload=True, min_bytes=1)
     assert_same(trained(1, settings, streams=True, bf16=True), expected)
+
+
+@pytest.mark.parametrize(("stage", "bf16"), [(0, False), (1, False), (2, False), (1, True)])
+def test_with_inputs_as_int8_training_repeats_and_stays_close(stage, bf16):
+    settings = RecomputeSettings(blocks=EVERY_BLOCK, compress=True, min_bytes=1)
+    compressed = trained(stage, settings, streams=True, bf16=bf16)
+    assert_same(trained(stage, settings, streams=True, bf16=bf16), compressed)
+    exact = trained(stage, None, streams=True, bf16=bf16)
+    start = build(streams=True).state_dict()
+    moved = torch.cat([(exact[name].float() - start[name]).flatten() for name in exact])
+    off = torch.cat([(compressed[name] - exact[name]).float().flatten() for name in exact])
+    assert 0 < float(off.norm() / moved.norm()) < 0.05

@@ -19,6 +19,9 @@ from ds_tft.data.prepare import TrainingData
 from ds_tft.memory.chunks import StreamingSettings
 from ds_tft.memory.meter import MemoryMeter
 from ds_tft.memory.streaming import stream_variable_selection
+from ds_tft.memory.trace.files import TraceFiles
+from ds_tft.memory.trace.settings import TraceSettings
+from ds_tft.memory.trace.tracer import StepTracer
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.model_size import derive_size
 from ds_tft.training.engine import build_engine
@@ -69,11 +72,15 @@ def make_trainer(
     steps = -(-used // batch.global_batch) * settings.training.epochs
     count = sum(parameter.numel() for parameter in network.parameters())
     engine = build_engine(network, engine_config(engine_settings, batch, steps, count))
-    recorders = Recorders(
-        log=RunLog(folder, console=Console(file=io.StringIO(), width=200)),
-        tensorboard=TensorBoardWriter(folder / "tensorboard", enabled=False),
-        meter=MemoryMeter(torch.device("cpu")),
+    log, tensorboard = (
+        RunLog(folder, console=Console(file=io.StringIO(), width=200)),
+        TensorBoardWriter(folder / "tensorboard", enabled=False),
     )
+    meter, files = MemoryMeter(torch.device("cpu")), TraceFiles(run_folder=folder, tensorboard=tensorboard)
+    tracer = StepTracer(
+        engine, torch.device("cpu"), meter, files, TraceSettings(), say=log.say, is_first=False
+    )
+    recorders = Recorders(log=log, tensorboard=tensorboard, meter=meter, tracer=tracer)
     return Trainer(engine, windows, settings.training, QUANTILES, batch, folder, PLACE, recorders)
 
 

@@ -103,6 +103,9 @@ def test_one_record_for_each_step_and_kind(finished):
 
 def test_events_are_against_optimizer_steps(finished):
     events = events_of(finished / "tensorboard")
+    traced = {tag: events.pop(tag) for tag in list(events) if tag.startswith("trace")}
+    assert {tuple(event.step for event in of_tag) for of_tag in traced.values()} == {(2,)}
+    assert "trace_blocks/attention_kept_mib" in traced
     trained, validated = [3, 6, 7, 9, 12, 14], [0, 7, 14]
     expected = {
         "loss/train": trained,
@@ -116,6 +119,7 @@ def test_events_are_against_optimizer_steps(finished):
         "throughput/windows_per_second": trained,
         "memory/host_rss_mib": trained,
         "memory/host_rss_peak_mib": trained,
+        "memory/states_mib": trained,
     }
     assert {tag: [event.step for event in of_tag] for tag, of_tag in events.items()} == expected
     for tag, of_tag in events.items():

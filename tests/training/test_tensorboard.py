@@ -5,6 +5,8 @@ import sys
 import time
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ds_tft.errors import ConfigError
@@ -60,6 +62,21 @@ def test_flush_writes_at_once(tmp_path):
     writer.close()
 
 
+def test_figures_and_texts_are_written(tmp_path):
+    figure = Figure(figsize=(2, 1), dpi=50)
+    FigureCanvasAgg(figure)
+    with TensorBoardWriter(tmp_path) as writer:
+        writer.figure(3, "trace/timeline", figure)
+        writer.text(4, "trace/out_of_memory", "step 4")
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    (image,) = accumulator.Images("trace/timeline")
+    assert (image.step, image.width, image.height) == (3, 100, 50)
+    (text,) = accumulator.Tensors("trace/out_of_memory/text_summary")
+    assert text.step == 4
+    assert b"step 4" in text.tensor_proto.SerializeToString()
+
+
 def test_a_resumed_run_shows_each_step_once(tmp_path):
     with TensorBoardWriter(tmp_path) as writer:
         for step in range(1, 9):
@@ -75,6 +92,8 @@ def test_other_processes_write_and_import_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # importing it now fails
     with TensorBoardWriter(tmp_path, enabled=False) as writer:
         writer.write(1, {"loss/train": 0.5})
+        writer.figure(1, "trace/timeline", Figure())
+        writer.text(1, "trace/out_of_memory", "step 1")
         writer.flush()
     assert list(tmp_path.iterdir()) == []
 

@@ -206,9 +206,9 @@ def test_the_best_weights_are_kept(data, tmp_path, monkeypatch):
     scripted(monkeypatch, [9.0, 3.0, 2.0, 4.0, float("nan")])
     trainer = make_trainer(tmp_path, data, epochs=4)
     kept = {}
-    save = trainer._save
+    save = trainer.save
     monkeypatch.setattr(
-        trainer, "_save", lambda: (kept.setdefault(trainer.state.step, weights_of(trainer)), save())
+        trainer, "save", lambda: (kept.setdefault(trainer.state.step, weights_of(trainer)), save())
     )
     state = trainer.train()
     assert (state.best_step, state.best_loss, state.nonfinite_validations) == (14, 2.0, 1)

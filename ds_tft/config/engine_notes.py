@@ -39,7 +39,8 @@ def engine_notes(
 def reduce_buffer_bytes(settings: DeepSpeedSettings, elements: int) -> int:
     """Bytes that DeepSpeed allocates for a reduce bucket of so many elements."""
     zero = settings.zero_optimization
-    size = ELEMENT_BYTES if settings.precision == "fp32" else HALF_BYTES
+    # In stage 1, gradients in half precision are summed and reduced in fp32.
+    size = ELEMENT_BYTES if settings.precision == "fp32" or zero.stage == 1 else HALF_BYTES
     buffers = 2 if zero.overlap_comm and zero.stage < 3 else 1
     return elements * size * buffers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
     for module in engine.module.modules():
         if isinstance(module, nn.LSTM):
             module.flatten_parameters()  # the engine moved the weights; packed once here, not in every call
+    gc.collect()  # DeepSpeed leaves a copy of the weights in a cycle
     return engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
@@ -16,6 +17,7 @@ from ds_tft.memory.plan.variants import (
     with_offloaded_inputs,
     with_offloaded_optimizer,
     with_recompute,
+    with_stage_0,
     with_stage_1,
     with_streaming,
     without_recompute,
@@ -50,8 +52,7 @@ class Alternative:
     """At the largest micro-batch that fits the budget; `None` if none does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """One thing to change."""
 
     name: str
@@ -73,7 +74,7 @@ def look_at_alternatives(
         batch: Sizes of an update as given; the global batch stays.
         budget_bytes: What one process may take on its device.
     """
-    for change in changes_for(settings, on_cuda=planner.device == "cuda"):
+    for change in changes_for(settings, on_cuda=planner.device == "cuda", world_size=planner.world_size):
         plan = planner.predict(size, change.settings, batch)
         largest = search_micro_batch(
             planner, size, change.settings, batch.global_batch, budget_bytes, known=[plan]
@@ -103,12 +104,13 @@ def recommend(alternatives: Sequence[Alternative], micro_batch: int) -> Alternat
     return min(fitting, key=order)[0] if fitting else None
 
 
-def changes_for(settings: DeepSpeedSettings, *, on_cuda: bool) -> list[Change]:
+def changes_for(settings: DeepSpeedSettings, *, on_cuda: bool, world_size: int = 1) -> list[Change]:
     """Returns the settings given, as the first, and what can be changed about them.
 
     Args:
         settings: The DeepSpeed JSON.
         on_cuda: Whether training runs on a GPU; elsewhere nothing is gained by moving it to the host.
+        world_size: Processes of the run.
     """
     given = Change(name=AS_GIVEN, settings=settings)
     if settings.zero_optimization.stage == 3:
@@ -121,6 +123,10 @@ def changes_for(settings: DeepSpeedSettings, *, on_cuda: bool) -> list[Change]:
     combined = [[*strongest, step] for step in states] + ([[*strongest, *states]] if len(states) > 1 else [])
     choices = [*([step] for step in (*activations, *states)), *(combined if strongest else [])]
     found = [given, *(_applied(settings, [step]) for step in first)]
+    zero = settings.zero_optimization
+    if world_size == 1 and zero.stage and settings.precision == "fp32" and not zero.offloads:
+        step = _Step("ZeRO stage 0", with_stage_0, "none: on one process the update is the same", 0)
+        found.append(_applied(settings, [*first, step]))
     found += [_applied(settings, [*first, *steps]) for steps in choices]
     if settings.recomputes:
         plain = replace(_applied(settings, first), settings=without_recompute(settings), rank=-1)
@@ -133,24 +139,28 @@ def _activation_steps(settings: DeepSpeedSettings, on_cuda: bool) -> Iterator[_S
     if settings.activation_checkpointing.cpu_checkpointing or settings.ds_tft.compress_kept:
         return
     if not settings.recomputes:
-        yield _Step("checkpointing", with_recompute, "step time x 0.95 to 1.02 (measured on a CPU)", 1)
-    text = "copies beside the computation"
+        yield _Step("checkpointing", with_recompute, "time x 0.95 to 1.02 on a CPU", 1)
+    text = "copies to the host"
     if on_cuda:
         yield _Step("checkpointing, inputs on the host", with_offloaded_inputs, text, 2)
-    yield _Step("checkpointing, inputs as INT8", with_compressed_inputs, "gradients change slightly", 3, False)
+    yield _Step(
+        "checkpointing, inputs as INT8", with_compressed_inputs, "gradients change slightly", 3, False
+    )
 
 
 def _state_steps(settings: DeepSpeedSettings, on_cuda: bool) -> Iterator[_Step]:
     """Yields ways to make weights, gradients and optimizer state smaller on the device."""
     zero = settings.zero_optimization
     if settings.precision == "fp32":
-        speed = "faster with tensor cores" if on_cuda else "slower without bf16 units"
-        yield _Step("bf16", lambda given: with_bf16(with_stage_1(given)), f"{speed}; results change", 1, False)
+        speed = "faster" if on_cuda else "slower on most CPUs"
+        yield _Step(
+            "bf16", lambda given: with_bf16(with_stage_1(given)), f"{speed}, results change", 1, False
+        )
     if on_cuda and not zero.offloads:
         yield _Step(
             "optimizer on the host",
             lambda given: with_offloaded_optimizer(with_stage_1(given)),
-            "slower: the update runs on the host",
+            "slower: update on the host",
             4,
         )
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ds_tft.config.deepspeed_sections import Bf16, DeepSpeedSettings, Fp16
 from ds_tft.config.optimizer_sections import OptimizerSGD
-from ds_tft.memory.chunks import CUDA_BUFFER_BYTES, StreamingSettings
+from ds_tft.memory.passes import streaming_settings
 from ds_tft.memory.plan.memory_plan import CudaExtras
 from ds_tft.memory.streaming import StreamingReport, stream_variable_selection
 
@@ -61,12 +61,8 @@ def stream_as_on_cuda(
     product = settings.ds_tft
     if not product.streaming:
         return None, settings
-    chunk = product.variables_per_chunk
-    if isinstance(chunk, int):
-        chunks = StreamingSettings(variables_per_chunk=chunk)
-    else:
-        chunks = StreamingSettings(buffer_bytes=CUDA_BUFFER_BYTES)
-    report = stream_variable_selection(model, chunks, torch.device("cuda"))
+    device = torch.device("cuda")
+    report = stream_variable_selection(model, streaming_settings(product, device), device)
     rest = product.model_copy(update={"streaming": False})
     return report, settings.model_copy(update={"ds_tft": rest})
 
@@ -77,7 +73,7 @@ def imitate_cuda(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.forward = partial(_dropout, module)  # type: ignore[method-assign]
         elif isinstance(module, nn.LSTM):
-            module.forward = partial(_lstm, module)  # type: ignore[method-assign]
+            module.forward = partial(_lstm, module)  # type: ignore[method-assign, assignment]
 
 
 def _dropout(module: nn.Dropout, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ decisions follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -182,14 +182,14 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _described(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Result:
+def _described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Result:
     """Asks torch's shape functions what an operation returns."""
     if func._schema.is_mutable:
         return _Result(None, 0)
     return _Result(_layout_of(func(*_on_meta(args), **_on_meta(dict(kwargs)))), 0)
 
 
-def _measured(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Result:
+def _measured(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Result:
     """Carries an operation out on zeros to see what it allocates."""
     zeros, named = _zeros_like(args), _zeros_like(dict(kwargs))
     recorder = AllocationRecorder[str](torch.device("cpu"))

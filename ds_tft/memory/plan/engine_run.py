@@ -1,28 +1,26 @@
 """A dry run of training: the real model, passes, engine and update, of which only the memory is looked at.
 
-It wants a process of its own, in which `prepare` has been called first (`processes.py` starts one): it takes
+It wants a process of its own, in which `prepare_process` has been called first (`processes.py` starts one): it takes
 part in no process group but a pretended one, and works on the CPU whatever the device it is about.
 
-Letters: B batch, L encoder length, K horizon steps, O targets.
+Letters: B batch, K horizon steps, O targets, Q quantiles.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.config.engine_config import engine_config
 from ds_tft.data.batches import Batch
 from ds_tft.memory.dry_running import dry_running
-from ds_tft.memory.meter import MIB, optimizer_tensors, tensor_bytes
+from ds_tft.memory.meter import MIB, tensor_bytes
 from ds_tft.memory.passes import MemoryPasses, attach_passes
 from ds_tft.memory.plan.as_on_cuda import (
     cuda_extras,
@@ -31,7 +29,9 @@ from ds_tft.memory.plan.as_on_cuda import (
     stream_as_on_cuda,
 )
 from ds_tft.memory.plan.dry_run import DryRun
+from ds_tft.memory.plan.engine_bytes import bucket_bytes, offloaded_tensors, workspace_bytes
 from ds_tft.memory.plan.live_bytes import LiveBytes
+from ds_tft.memory.plan.made_batch import batch_bytes, made_batch
 from ds_tft.memory.plan.memory_plan import MemoryPlan, StatesPlan
 from ds_tft.memory.streaming import StreamingReport
 from ds_tft.memory.trace.states import engine_states
@@ -42,7 +42,7 @@ from ds_tft.training.engine import build_engine, start_process_group
 
 CPU = torch.device("cpu")
 STEPS = 1000  # of the schedule, which takes no memory
-REPEATS = 2  # micro-batches of an update that are run; those between the first and the last are alike
+REPEATS = 2  # micro-batches of an update that are run: with others in between the peak is the same
 TRIAL_BYTES = 8 * MIB
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA hands out multiples
 
@@ -95,11 +95,11 @@ class _DryTraining:
     def run(self) -> MemoryPlan:
         """Builds the engine and runs the updates: the first creates moments, the second is like all others."""
         gc.collect()
-        on_host = [self._draw() for _ in range(self._repeats)] if self._on_cuda else None
+        on_host = self._micro_batches() if self._on_cuda else None  # made before anything counts
         with dry_running(), DryRun(self._live, 0 if self._on_cuda else TRIAL_BYTES):
             engine, passes, streaming = self._build()
             for _ in range(2):
-                micro_batches = on_host or [self._draw() for _ in range(self._repeats)]
+                micro_batches = on_host or self._micro_batches()
                 seen = self._update(engine, micro_batches)
                 del micro_batches
             plan = self._describe(engine, passes, streaming, seen)
@@ -125,6 +125,10 @@ class _DryTraining:
         engine.train()
         return engine, passes, streaming or passes.streaming
 
+    def _micro_batches(self) -> list[Batch]:
+        """Those of an update that are run."""
+        return [made_batch(self._size, self._batch.micro_batch) for _ in range(self._repeats)]
+
     def _shortened(self) -> BatchSizes:
         """The sizes with no more micro-batches than are run."""
         return replace(
@@ -132,12 +136,6 @@ class _DryTraining:
             accumulation=self._repeats,
             global_batch=self._batch.micro_batch * self._repeats * self._batch.world_size,
         )
-
-    def _waiting_bytes(self) -> int:
-        """Bytes of the micro-batches that are not run and on a CPU take memory all the same."""
-        if self._on_cuda:
-            return 0
-        return (self._batch.accumulation - self._repeats) * _bytes_of(self._draw())
 
     def _update(self, engine: Any, micro_batches: list[Batch]) -> _Seen:
         """Does what the trainer does."""
@@ -165,51 +163,50 @@ class _DryTraining:
     def _describe(
         self, engine: Any, passes: MemoryPasses, streaming: StreamingReport | None, seen: _Seen
     ) -> MemoryPlan:
-        """Puts together what was seen; on a GPU, what is offloaded is taken off."""
+        """Puts together what was seen."""
         moved = None if passes.recompute is None else passes.recompute.traffic()
         host_kept = 0 if moved is None else moved.host_bytes
         offloads = self._settings.zero_optimization.offloads
-        host_optimizer = tensor_bytes(_offloaded(engine.optimizer)) if offloads else 0
+        host_optimizer = tensor_bytes(offloaded_tensors(engine.optimizer)) if offloads else 0
         elsewhere = host_kept + host_optimizer if self._on_cuda else 0
-        elsewhere -= self._waiting_bytes()
-        peaks = {phase: peak - elsewhere for phase, peak in self._live.peaks.items()}
         states = engine_states(engine, CPU)
-        if self._on_cuda:
-            peaks["build"] = max(peaks["build"] + host_kept, 2 * states.parameters)
-            if offloads:
-                peaks["optimizer"] = seen.at_step - elsewhere  # the update runs on the host
         optimizer = 0 if self._on_cuda and offloads else states.optimizer
-        other = self._live.now - elsewhere - states.parameters - optimizer
+        other = max(0, self._live.now - elsewhere - states.parameters - optimizer)
+        peaks = self._peaks(host_kept, host_optimizer, 2 * states.parameters, seen)
+        steps = self._size.encoder_length
         return MemoryPlan(
             device="cuda" if self._on_cuda else "cpu",
             batch=self._batch,
-            states=StatesPlan(weights=states.parameters, optimizer=optimizer, other=max(0, other)),
+            states=StatesPlan(weights=states.parameters, optimizer=optimizer, other=other),
             gradients=seen.gradients,
             kept=seen.kept,
-            workspace=self._workspace(streaming),
-            bucket=self._bucket(engine),
-            inputs=self._input_bytes(),
+            workspace=workspace_bytes(streaming, self._batch.micro_batch * steps),
+            bucket=bucket_bytes(engine, self._settings),
+            inputs=self._input_bytes * (1 if self._on_cuda else self._batch.accumulation),
             phase_peaks=peaks,
             host_kept=host_kept,
             host_optimizer=host_optimizer,
             extras=cuda_extras(max(peaks.values())) if self._on_cuda else None,
         )
 
-    def _draw(self) -> Batch:
-        """One micro-batch of zeros with full histories."""
-        size, count = self._size, self._batch.micro_batch
-        length, steps = size.encoder_length, size.encoder_length + size.horizon
-        labels = torch.zeros(count, size.horizon, size.num_targets)
-        inputs = ModelInputs(
-            static_reals=torch.zeros(count, size.static_reals),
-            static_categories=_zeros(count, len(size.static_categories)),
-            observed_reals=torch.zeros(count, length, size.observed_reals),
-            observed_categories=_zeros(count, length, len(size.observed_categories)),
-            known_reals=torch.zeros(count, steps, size.known_reals),
-            known_categories=_zeros(count, steps, len(size.known_categories)),
-            encoder_lengths=torch.full((count,), length),
-        )
-        return Batch(inputs, labels, torch.zeros_like(labels), _zeros(count))
+    def _peaks(self, host_kept: int, host_optimizer: int, least: int, seen: _Seen) -> dict[str, int]:
+        """The peaks by phase: on a GPU less what is on the host, on a CPU with all inputs of an update.
+
+        Args:
+            host_kept: Bytes of inputs of blocks that are offloaded.
+            host_optimizer: Bytes of optimizer state that are offloaded.
+            least: Bytes that building an engine takes at least.
+            seen: The last update.
+        """
+        peaks = dict(self._live.peaks)
+        if not self._on_cuda:
+            waiting = (self._batch.accumulation - self._repeats) * self._input_bytes
+            return {phase: peak + waiting * (phase != "build") for phase, peak in peaks.items()}
+        if host_optimizer:
+            peaks["optimizer"] = seen.at_step  # the update itself runs on the host
+        found = {phase: peak - host_optimizer - host_kept for phase, peak in peaks.items()}
+        found["build"] = max(peaks["build"] - host_optimizer, least)
+        return found
 
     def _to_device(self, batch: Batch) -> Batch:
         """What the trainer does first; to a GPU everything is copied."""
@@ -221,50 +218,8 @@ class _DryTraining:
         ]
         return Batch(ModelInputs(*inputs), batch.labels.clone(), batch.weights.clone(), batch.windows)
 
+    @property
     def _input_bytes(self) -> int:
-        """Bytes of the micro-batches on the device: on a CPU those of a whole update, on a GPU one."""
-        batch = self._draw()
-        return (
-            _bytes_of(self._to_device(batch))
-            if self._on_cuda
-            else _bytes_of(batch) * self._batch.accumulation
-        )
-
-    def _workspace(self, streaming: StreamingReport | None) -> int:
-        """Bytes of streaming's buffers in the selection that takes most."""
-        if streaming is None:
-            return 0
-        steps = self._size.encoder_length
-        return max(each.workspace_bytes(self._batch.micro_batch * steps) for each in streaming.selections)
-
-    def _bucket(self, engine: Any) -> int:
-        """Bytes of the buffers in which ZeRO reduces gradients."""
-        zero = self._settings.zero_optimization
-        if not zero.stage or not zero.contiguous_gradients:
-            return 0
-        elements = engine.optimizer.reduce_bucket_size
-        # In stage 1, gradients in half precision are summed and reduced in fp32.
-        width = 4 if zero.stage == 1 or self._settings.precision == "fp32" else 2
-        return int(elements) * width * (2 if zero.overlap_comm else 1)
-
-
-def _bytes_of(batch: Batch) -> int:
-    """Bytes of a batch."""
-    return tensor_bytes((*batch.inputs, *batch[1:]))
-
-
-def _zeros(*shape: int) -> Tensor:
-    """Whole numbers."""
-    return torch.zeros(*shape, dtype=torch.int64)
-
-
-def _offloaded(optimizer: Any) -> Iterator[Tensor]:
-    """Yields what DeepSpeed's optimizer of stage 1 or 2 keeps on the host with `offload_optimizer`."""
-    for master in optimizer.single_partition_of_fp32_groups:
-        yield master
-        if master.grad is not None:
-            yield master.grad
-    yield from optimizer.param_buffer_of_bit16_for_cpu_offload_groups
-    yield optimizer.temp_grad_buffer_for_cpu_offload
-    yield from optimizer.accumulated_grads_in_cpu.values()
-    yield from optimizer_tensors(optimizer.optimizer)
+        """Bytes of one micro-batch: on a CPU as the loader made it, on a GPU the copy."""
+        batch = made_batch(self._size, self._batch.micro_batch)
+        return batch_bytes(self._to_device(batch) if self._on_cuda else batch)

@@ -22,8 +22,9 @@ def search_micro_batch(
 ) -> MemoryPlan | None:
     """Finds the largest micro-batch whose predicted peak is within a budget.
 
-    The peak grows with the micro-batch, and nearly along a line, which says where between two known sizes to
-    look next.
+    The largest is looked at first: alone it needs no accumulation, which keeps gradients from one micro-batch
+    to the next. Among the others the peak grows with the micro-batch, and nearly along a line, which says
+    where between two known sizes to look next.
 
     Args:
         planner: Predicts.
@@ -41,10 +42,16 @@ def search_micro_batch(
     """
     sizes = divisors(global_batch, planner.world_size)
     plans = {plan.batch.micro_batch: plan for plan in known}
+    if sizes[-1] not in plans:
+        plans[sizes[-1]] = planner.predict(
+            size, settings, batch_of(sizes[-1], global_batch, planner.world_size)
+        )
+    if plans[sizes[-1]].peak_bytes <= budget_bytes:
+        return plans[sizes[-1]]
     while True:
         fitting = [count for count, plan in plans.items() if plan.peak_bytes <= budget_bytes]
         low = max(fitting, default=0)
-        high = min(set(plans) - set(fitting), default=sizes[-1] + 1)
+        high = min(set(plans) - set(fitting))
         between = [count for count in sizes if low < count < high]
         if not between:
             return plans[low] if low else None
@@ -78,11 +85,11 @@ def batch_of(micro_batch: int, global_batch: int, world_size: int) -> BatchSizes
 
 
 def _next_size(between: Sequence[int], plans: Mapping[int, MemoryPlan], budget_bytes: int) -> int:
-    """Chooses which size to look at: the largest, then the smallest, then where a line meets the budget."""
+    """Chooses which size to look at: the smallest, then where a line meets the budget."""
     if len(plans) < 2:
-        return between[0] if plans and max(plans) >= between[-1] else between[-1]
+        return between[0]
     below = max((count for count in plans if count < between[0]), default=min(plans))
-    above = min((count for count in plans if count > between[-1]), default=max(plans))
+    above = min(count for count in plans if count > between[-1])
     first, second = plans[below].peak_bytes, plans[above].peak_bytes
     if second <= first:
         return between[-1]

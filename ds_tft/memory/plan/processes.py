@@ -33,7 +33,7 @@ class Planner:
     def __init__(self, device: str, world_size: int, threads: int) -> None:
         self.device, self.world_size, self.threads = device, world_size, threads
         self._pool = ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=_prepare, initargs=(world_size,)
+            1, mp_context=get_context("spawn"), initializer=prepare_process, initargs=(world_size,)
         )
 
     def __enter__(self) -> Planner:
@@ -59,8 +59,12 @@ class Planner:
         return self._pool.submit(_predict, size, settings, batch, self.device, self.threads).result()
 
 
-def _prepare(world_size: int) -> None:
-    """Sets what must be set before torch is imported."""
+def prepare_process(world_size: int) -> None:
+    """Sets what must be set before torch is imported, for the first process of a pretended group.
+
+    Args:
+        world_size: Processes of the group.
+    """
     os.environ.update(
         CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
         WORLD_SIZE=str(world_size),

@@ -13,11 +13,12 @@ from ds_tft.config.batch import BatchSizes, resolve_batch
 from ds_tft.config.deepspeed import read_deepspeed_settings
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.config.engine_config import engine_config
-from ds_tft.data.batches import Batch
 from ds_tft.memory.passes import attach_passes
+from ds_tft.memory.plan.engine_run import join_pretended_group
+from ds_tft.memory.plan.made_batch import made_batch
 from ds_tft.memory.trace.allocations import AllocationRecorder
 from ds_tft.memory.trace.timeline import Place, timeline_of
-from ds_tft.model.inputs import ModelInputs, ModelSize
+from ds_tft.model.inputs import ModelSize
 from ds_tft.model.loss import pinball_loss
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.training.engine import build_engine
@@ -27,6 +28,7 @@ RECOMPUTE = 'ds_tft.recompute="default"'
 OFFLOAD = "activation_checkpointing.cpu_checkpointing=true"
 PLAIN = "ds_tft.streaming=false"
 BF16 = "bf16.enabled=true"
+COMPRESS = 'ds_tft={"recompute":"default","compress_kept":"int8"}'
 HOST_OPTIMIZER = 'zero_optimization.offload_optimizer={"device":"cpu"}'
 
 
@@ -98,22 +100,23 @@ CASES = (
     Case(hidden=64, batch=16, changes=(HOST_OPTIMIZER,), accumulation=2),
     Case(hidden=64, batch=48, changes=("ds_tft.variables_per_chunk=4",)),
     Case(hidden=32, batch=96, changes=(PLAIN, BF16), encoder=20),
+    Case(hidden=32, batch=24, changes=(PLAIN, stage(3)), categories=True),
+    Case(hidden=64, batch=64, changes=(COMPRESS,)),
 )
+LARGE = (
+    Case(hidden=128, batch=32, observed=208, encoder=60),
+    Case(hidden=128, batch=128, observed=208, encoder=60, changes=(RECOMPUTE,)),
+    Case(hidden=128, batch=32, observed=208, encoder=60, threads=2, changes=(stage(2), OFFLOAD)),
+)
+"""About as many variables as TFT-225."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Bytes of live tensors at most."""
+def measure(case: Case) -> dict[str, int]:
+    """Builds the engine and runs two updates, as training does.
 
-    phases: dict[str, int]
-
-    @property
-    def peak(self) -> int:
-        return max(self.phases.values())
-
-
-def measure(case: Case) -> Measured:
-    """Builds the engine and runs two updates, as training does; bytes count from before the engine."""
+    Returns the most bytes of live tensors in each phase, counted from before the engine. Run it in a process
+    with a pretended group: gloo frees what it reduced in threads of its own, sooner or later.
+    """
     gc.collect()
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads)
@@ -128,7 +131,14 @@ def measure(case: Case) -> Measured:
     for stretch in timeline_of(allocations).stretches:
         if stretch.place.phase:
             peaks[stretch.place.phase] = max(peaks.get(stretch.place.phase, 0), stretch.peak)
-    return Measured(phases=peaks)
+    return peaks
+
+
+def measure_apart(case: Case) -> dict[str, int]:
+    """Measures in a process that `prepare_process` has set up."""
+    if not torch.distributed.is_initialized():
+        join_pretended_group(1)
+    return measure(case)
 
 
 def _train(case: Case, recorder: AllocationRecorder[Place]) -> None:
@@ -147,7 +157,7 @@ def _train(case: Case, recorder: AllocationRecorder[Place]) -> None:
     engine.train()
     dtype = next(engine.module.parameters()).dtype
     for _ in range(2):
-        batches = [draw(case.size, case.batch) for _ in range(case.accumulation)]
+        batches = [made_batch(case.size, case.batch) for _ in range(case.accumulation)]
         total = torch.zeros(())
         for batch in batches:
             total += _micro_step(engine, batch.to(CPU, dtype), case.size.quantiles, phase)
@@ -164,23 +174,3 @@ def _micro_step(engine, batch, quantiles, phase) -> torch.Tensor:
     with phase("backward"):
         engine.backward(loss)
     return loss.detach()
-
-
-def draw(size: ModelSize, count: int) -> Batch:
-    """Windows with full histories."""
-    steps = size.encoder_length + size.horizon
-
-    def categories(cardinalities: tuple[int, ...], *shape: int) -> torch.Tensor:
-        return torch.ones(count, *shape, len(cardinalities), dtype=torch.int64)
-
-    inputs = ModelInputs(
-        torch.randn(count, size.static_reals),
-        categories(size.static_categories),
-        torch.randn(count, size.encoder_length, size.observed_reals),
-        categories(size.observed_categories, size.encoder_length),
-        torch.randn(count, steps, size.known_reals),
-        categories(size.known_categories, steps),
-        torch.full((count,), size.encoder_length),
-    )
-    labels = torch.randn(count, size.horizon, 1)
-    return Batch(inputs, labels, torch.ones_like(labels), torch.arange(count))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
-from plan_cases import CASES, Case, measure
+from plan_cases import CASES, LARGE, Case, measure_apart
 
-from ds_tft.memory.plan.processes import Planner
-
-pytestmark = pytest.mark.usefixtures("process_group")
+from ds_tft.memory.plan.processes import Planner, prepare_process
 
 
 @pytest.fixture(scope="module")
@@ -19,19 +19,29 @@ def planners() -> Iterator[dict[int, Planner]]:
         yield {1: one, 2: two}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_peak_is_predicted(case: Case, planners: dict[int, Planner]):
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[ProcessPoolExecutor]:
+    """A process in which engines really train."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=prepare_process, initargs=(1,)) as pool:
+        yield pool
+
+
+def check(case: Case, planners: dict[int, Planner], laboratory: ProcessPoolExecutor) -> None:
+    measured = laboratory.submit(measure_apart, case).result()
     plan = planners[case.threads].predict(case.size, case.settings, case.sizes)
-    measured = measure(case)
-    states = plan.states.total
-    print(
-        {
-            n: (round(plan.phase_peaks[n] / 2**20, 2), round(measured.phases[n] / 2**20, 2))
-            for n in measured.phases
-        },
-        states / 2**20,
-    )
-    assert plan.peak_bytes == pytest.approx(measured.peak, rel=0.05)
-    assert plan.peak_bytes - states == pytest.approx(measured.peak - states, rel=0.10)
-    for phase, peak in measured.phases.items():
-        assert plan.phase_peaks[phase] == pytest.approx(peak, rel=0.05), phase
+    peak, states = max(measured.values()), plan.states.total
+    assert plan.peak_bytes == pytest.approx(peak, rel=0.05)
+    assert plan.peak_bytes - states == pytest.approx(peak - states, rel=0.05)
+    assert plan.phase_peaks == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_peak_is_predicted(case, planners, laboratory):
+    check(case, planners, laboratory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_the_peak_of_a_large_model_is_predicted(case, planners, laboratory):
+    check(case, planners, laboratory)

@@ -4,8 +4,8 @@
     python benchmarks/compress_kept.py
     python benchmarks/compress_kept.py --parquet-file demo.parquet --seeds 0 1 2
 
-The first command of the two measures the workload of variable_selection.py, variable selection streaming, the
-default blocks recomputed: what is kept for backward, the time of a step as in recompute.py, its peak beyond
+The first command of the two measures the workload of workload.py, variable selection streaming, the
+default blocks recomputed: what is kept for backward, the time of a step as in blocks.py, its peak beyond
 weights and gradients, the time to compress, and gradients with INT8 against those without, dropout the same
 in both. The second one trains the model of launch/examples/demo.json on the file, with and without: same
 weights at the start, same windows, same dropout; every floating-point input is compressed, however small. At
@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from blocks import Form, print_forms
 from machine import machine_lines
 from numpy.typing import NDArray
-from recompute import Form, print_forms
 from torch import Tensor, nn
-from variable_selection import build, draw_batch, loss_of, seconds_of, training_step
+from workload import Workload, build_model, draw_batch, loss_of, now
 
 from ds_tft.config.resolve import read_run_settings
 from ds_tft.config.run import RunSettings
@@ -41,6 +43,7 @@ from ds_tft.memory.peak import peak_live_bytes
 from ds_tft.memory.recompute import attach_recompute
 from ds_tft.memory.recompute_settings import RecomputeSettings
 from ds_tft.memory.streaming import stream_variable_selection
+from ds_tft.model.inputs import ModelInputs
 from ds_tft.model.loss import pinball_loss
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.model_size import derive_size
@@ -71,7 +74,7 @@ def main() -> None:
 def measure_step(hidden_size: int, batch: int, rounds: int) -> None:
     """Prints what is kept, the time of a step, and how far gradients are off."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build(hidden_size, device).train()
+    model = build_model(Workload(hidden_size=hidden_size), device).train()
     stream_variable_selection(model)
     inputs, labels = draw_batch(model.size, batch, device)
     ways = {"default blocks": RecomputeSettings(), "int8": INT8, "offload": RecomputeSettings(offload=True)}
@@ -81,7 +84,7 @@ def measure_step(hidden_size: int, batch: int, rounds: int) -> None:
         forms.append(Form(name, twin, attach_recompute(twin, settings)))
     print_forms(forms, inputs, labels, rounds)
     for form in forms:
-        peak = peak_live_bytes(training_step(form.model, inputs, labels), device)
+        peak = peak_live_bytes(partial(_step, form.model, inputs, labels), device)
         print(f"peak beyond weights and gradients, {form.name}: {peak / MIB:.1f} MiB")
     print_cost(inputs.observed_reals)
     exact, close = copy.deepcopy(model), copy.deepcopy(model)
@@ -90,6 +93,18 @@ def measure_step(hidden_size: int, batch: int, rounds: int) -> None:
         torch.manual_seed(1)
         loss_of(each, inputs, labels).backward()
     print_gradients(exact, close)
+
+
+def _step(model: TemporalFusionTransformer, inputs: ModelInputs, labels: Tensor) -> None:
+    """Forward and backward."""
+    loss_of(model, inputs, labels).backward()
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Runs the work and returns how long it took."""
+    start = now(device).wall
+    work()
+    return now(device).wall - start
 
 
 def print_cost(tensor: Tensor) -> None:
@@ -103,7 +118,7 @@ def print_cost(tensor: Tensor) -> None:
         dequantise(groups, layout)
 
     for name, work in {"compressing": compress, "restoring": restore}.items():
-        least = min(seconds_of(work, device) for _ in range(10))
+        least = min(_seconds(work, device) for _ in range(10))
         print(f"{name}: {1e3 * least / (tensor.nbytes / MIB):.2f} ms per MiB")
 
 

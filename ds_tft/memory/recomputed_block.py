@@ -19,7 +19,7 @@ from ds_tft.memory.checkpoint_path import CheckpointPath, run_checkpointed
 from ds_tft.memory.input_store import InputStore
 from ds_tft.memory.kept_inputs import KeptInputs
 from ds_tft.memory.module_state import BufferSnapshot
-from ds_tft.memory.recomputing import recomputing
+from ds_tft.memory.recomputing import recomputing, within_block
 
 
 @dataclass(kw_only=True, slots=True)
@@ -132,11 +132,11 @@ class _Call:
         block = self._block
         if self._given is not None:
             (args, kwargs), self._given = self._given, None
-            with block.first_run():
+            with block.first_run(), within_block():
                 self._result = block.forward(*args, **kwargs)
             return
         args, kwargs = tree_unflatten(self._kept.restore(), self._structure)
-        with block.second_run(), self._buffers.in_place():
+        with block.second_run(), within_block(), self._buffers.in_place():
             block.forward(*args, **kwargs)
 
     def take_result(self) -> Any:

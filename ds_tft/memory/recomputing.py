@@ -20,13 +20,19 @@ class _Recompute(NamedTuple):
     saves_only: bool
 
 
-# A state of the running thread, like torch's grad mode; only the context below sets it.
+# States of the running thread, like torch's grad mode; only the contexts below set them.
+_WITHIN_BLOCK: ContextVar[bool] = ContextVar("within a recomputed block", default=False)
 _RUNNING: ContextVar[_Recompute | None] = ContextVar("running recompute", default=None)
 
 
 def is_recomputing() -> bool:
     """True while a block runs again in backward."""
     return _RUNNING.get() is not None
+
+
+def is_within_block() -> bool:
+    """True while a recomputed block runs, be it for the first time or again."""
+    return _WITHIN_BLOCK.get()
 
 
 def only_saved_tensors_count() -> bool:
@@ -37,6 +43,16 @@ def only_saved_tensors_count() -> bool:
     """
     running = _RUNNING.get()
     return running is not None and running.saves_only
+
+
+@contextmanager
+def within_block() -> Iterator[None]:
+    """Marks what runs inside as part of a block that is recomputed as a whole."""
+    token = _WITHIN_BLOCK.set(True)
+    try:
+        yield
+    finally:
+        _WITHIN_BLOCK.reset(token)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from ds_tft.memory.collapse import (
     gather_embeddings,
 )
 from ds_tft.memory.dropout_mask import draw_seed
+from ds_tft.memory.recomputed_call import recomputed
+from ds_tft.memory.recomputing import is_within_block
 from ds_tft.memory.variable_mix import MixInputs, MixPlan, mix_variables
 from ds_tft.model.grn import GatedResidualNetwork, StackedGRN
 from ds_tft.model.variable_selection import VariableSelection
@@ -83,9 +85,16 @@ def _selection_weights(
     if network.context is not None:
         assert context is not None, "this selection was built with a context"
         hidden = hidden + network.context(context).unsqueeze(-2)
-    output = network.output(F.elu(hidden, inplace=True))
-    scores = network.gated_norm(output, _apply(skip_product, reals, rows))
-    return scores.softmax(-1, dtype=dtype)
+    output = network.output(F.elu(hidden, inplace=True))  # (B, [T], H)
+
+    def score(output: Tensor, reals: Tensor, rows: Tensor) -> Tensor:
+        scores = network.gated_norm(output, _apply(skip_product, reals, rows))
+        return scores.softmax(-1, dtype=dtype)  # (B, [T], V)
+
+    # What it computes in between is several times as large as its inputs, which are kept anyway, and cheap.
+    if output.requires_grad and network.training and not is_within_block():
+        return recomputed(score, output, reals, rows)
+    return score(output, reals, rows)
 
 
 def _apply(product: WideProduct, reals: Tensor, rows: Tensor) -> Tensor:

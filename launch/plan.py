@@ -22,14 +22,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parquet-file", help="read the model's inputs from this file")
-    add("--inputs", type=_three_counts, default=(5, 210, 10), metavar="STATIC,OBSERVED,KNOWN",
+    add("--inputs", type=_three_counts, metavar="STATIC,OBSERVED,KNOWN",
         help="real inputs of the model where no file is given (default: 5,210,10)")  # fmt: skip
     add_settings_flags(parser)
     add("--budget-gib", type=float, metavar="GIB",
-        help="memory of one device (default: ds_tft.memory_budget_gib, or 4)")  # fmt: skip
+        help="memory of one device; replaces ds_tft.memory_budget_gib (default: that, or 4)")  # fmt: skip
     add("--device", choices=("cuda", "cpu"), default="cuda", help="where training will run (default: cuda)")
     add("--processes", type=int, default=1, help="processes of the run (default: 1)")
-    add("--write", metavar="OUT.json", help="save the recommended DeepSpeed JSON here")
+    add("--write", metavar="OUT.json", help="save the recommended DeepSpeed JSON here, replacing a file")
     return parser
 
 

@@ -30,7 +30,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output-dir", help="run folder (default: runs/<date>-<time>)")
     add("--resume", metavar="CHECKPOINT", help="'auto', a tag such as step-1200, or a checkpoint folder")
     add("--seed", type=int, help="seed of weights, order and dropout")
-    add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
     return parser
 
 

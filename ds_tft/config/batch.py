@@ -23,11 +23,15 @@ class BatchSizes:
     world_size: int
     notes: tuple[str, ...] = ()
     """One line for each value of the JSON that a flag replaced."""
+    chosen: bool = False
+    """Whether the micro-batch was chosen for the memory there is, rather than given."""
 
     def halved(self) -> BatchSizes:
         """Returns half the micro-batch and twice the accumulation: the update stays what it is."""
         assert self.micro_batch % 2 == 0, "an odd micro-batch has no half"
-        return replace(self, micro_batch=self.micro_batch // 2, accumulation=2 * self.accumulation)
+        return replace(
+            self, micro_batch=self.micro_batch // 2, accumulation=2 * self.accumulation, chosen=True
+        )
 
     def __str__(self) -> str:
         return (

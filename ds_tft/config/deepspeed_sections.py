@@ -116,7 +116,7 @@ class ProductSettings(Section):
     `null` recomputes nothing unless `--use-gradient-checkpointing` or `activation_checkpointing` asks for it."""
     compress_kept: Literal["int8"] | None = None
     """Keep the inputs of recomputed blocks as INT8. Lossy: gradients change slightly."""
-    memory_budget_gib: Annotated[float, Field(gt=0)] | None = None
+    memory_budget_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Memory that training may take on its device, in GiB. A GPU is held to it, a CPU is planned with it."""
     on_out_of_memory: Literal["stop", "halve"] = "stop"
     """`halve` goes on with half the micro-batch and twice the accumulation; `stop` says what to change."""

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
+MESSAGES = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "could not execute a primitive",  # oneDNN, which runs LSTMs on a CPU
+    "could not create a primitive",
+    "std::bad_alloc",
+)
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Says whether an error means that there was not enough memory.
@@ -10,6 +20,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     return (
         isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or type(error).__name__ == "OutOfMemoryError"
-        or any(text in str(error) for text in ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED"))
+        or (isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES))
     )

@@ -38,6 +38,7 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
     add("--use-gradient-checkpointing", action="store_true", help="recompute activations in backward")
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="any setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
+    add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
 
 
 def settings_arguments(options: argparse.Namespace) -> TrainArguments:

@@ -13,6 +13,11 @@ from ds_tft.memory.plan.remedies import find_remedies, remedies_text
 from ds_tft.memory.trace.timeline import BACKWARD, FORWARD
 from ds_tft.training.setup import RunSetup
 
+BATCH = "batch"
+WITHOUT_PLAN = (
+    "lower train_micro_batch_size_per_gpu, give --use-gradient-checkpointing, or lower model.hidden_size"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exhaustion:
@@ -21,7 +26,7 @@ class Exhaustion:
     step: int
     """Its number, from 1."""
     phase: str
-    """`forward`, `backward`, `optimizer`, or empty between them."""
+    """`batch` while batches are built, `forward`, `backward`, `optimizer`, or empty between them."""
     message: str
     """First line of the error."""
 
@@ -32,17 +37,27 @@ def may_halve(setup: RunSetup, exhaustion: Exhaustion) -> bool:
     An update of the weights that failed may have changed some of them, and takes no less for fewer windows.
     """
     allowed = setup.engine_settings.ds_tft.on_out_of_memory == "halve"
-    return allowed and setup.batch.micro_batch % 2 == 0 and exhaustion.phase in (FORWARD, BACKWARD)
+    return allowed and setup.batch.micro_batch % 2 == 0 and exhaustion.phase in (BATCH, FORWARD, BACKWARD)
 
 
 def explain(setup: RunSetup, exhaustion: Exhaustion) -> ConfigError:
     """Plans changes that save memory and returns an error that names them; takes seconds."""
+    batch = setup.batch
+    place = f" in {exhaustion.phase}" if exhaustion.phase else ""
+    happened = f"memory: step {exhaustion.step} ran out of it{place}, got {exhaustion.message!r}"
+    try:
+        planned, advice = _plan(setup)
+    except (OSError, RuntimeError, MemoryError):  # there may be too little memory left to plan with
+        return ConfigError(f"{happened} at micro-batch {batch.micro_batch}; {WITHOUT_PLAN}")
+    return ConfigError(
+        f"{happened} with {format_bytes(planned)} planned at micro-batch {batch.micro_batch}; {advice}"
+    )
+
+
+def _plan(setup: RunSetup) -> tuple[int, str]:
+    """Returns the bytes planned for the run as it was, and what to change."""
     settings, batch = setup.engine_settings, setup.batch
     with Planner(setup.device.type, setup.place.world_size, torch.get_num_threads()) as planner:
         now = planner.predict(setup.size, settings, batch)
         remedies = find_remedies(planner, setup.size, settings, batch, now, None)
-    place = f" in {exhaustion.phase}" if exhaustion.phase else ""
-    return ConfigError(
-        f"memory: step {exhaustion.step} ran out of it{place}, got {exhaustion.message!r} with "
-        f"{format_bytes(now.peak_bytes)} planned at micro-batch {batch.micro_batch}; {remedies_text(remedies)}"
-    )
+    return now.peak_bytes, remedies_text(remedies)

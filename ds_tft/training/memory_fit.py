@@ -80,7 +80,9 @@ def plan_fit(setup: RunSetup, budget: int) -> Fit:
                 f"{chosen}: the largest planned to fit {format_bytes(budget)}",
                 *_words(setup, plan, budget),
             )
-            return Fit(batch=replace(plan.batch, notes=setup.batch.notes), plan=plan, lines=words)
+            return Fit(
+                batch=replace(plan.batch, notes=setup.batch.notes, chosen=True), plan=plan, lines=words
+            )
         plan = planner.predict(setup.size, setup.engine_settings, setup.batch)
         if plan.peak_bytes > budget:
             raise _does_not_fit(setup, planner, setup.batch, budget)
@@ -137,7 +139,7 @@ def _does_not_fit(setup: RunSetup, planner: Planner, batch: BatchSizes, budget: 
     remedies = find_remedies(planner, setup.size, setup.engine_settings, batch, now, budget)
     return ConfigError(
         f"{BUDGET_KEY}: {format_bytes(budget)} is not enough, got {format_bytes(now.peak_bytes)} planned at "
-        f"micro-batch {batch.micro_batch}; {remedies_text(remedies)}"
+        f"micro-batch {batch.micro_batch}; {remedies_text(remedies, budget)}"
     )
 
 

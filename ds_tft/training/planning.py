@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from ds_tft.config.batch import ACCUMULATION, GLOBAL, MICRO, BatchSizes, resolve_batch
+from ds_tft.config.batch import ACCUMULATION, GLOBAL, MICRO, BatchSizes, check_fills, resolve_batch
 from ds_tft.config.deepspeed import read_deepspeed_settings
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
+from ds_tft.config.overrides import Override, changes, for_deepspeed, merged
 from ds_tft.config.resolve import RunFlags, read_run_settings
 from ds_tft.config.run import RunSettings
 from ds_tft.console import make_console
@@ -23,13 +25,24 @@ from ds_tft.data.prepare import prepare_training
 from ds_tft.errors import ConfigError
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.plan.alternatives import AS_GIVEN, Alternative, look_at_alternatives, recommend
+from ds_tft.memory.plan.memory_plan import MemoryPlan
 from ds_tft.memory.plan.processes import Planner
 from ds_tft.memory.plan.tables import alternatives_table, plan_table
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model_size import derive_size
+from ds_tft.training.setup import check_settings, windows_per_epoch
 
 GIB = 2**30
 DEFAULT_BUDGET_GIB = 4.0
+MOST_GIB = 1e6  # as for ds_tft.memory_budget_gib
+MOST_WINDOWS = 10**9
+DEFAULT_INPUTS = (5, 210, 10)
+BUDGET = ("ds_tft", "memory_budget_gib")
+ROLES = (
+    "series", "static_reals", "static_categories", "known_reals", "known_categories", "observed_reals",
+    "observed_categories", "features",
+)  # fmt: skip
+"""Settings of section `data` that say which inputs there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +50,9 @@ class PlanArguments:
     """What the command line said. `None` and empty mean: not given."""
 
     parquet: str | None = None
-    inputs: tuple[int, int, int] = (5, 210, 10)
-    """Static, observed and known real variables of the model, where there is no file to tell."""
+    inputs: tuple[int, int, int] | None = None
+    """Static, observed and known real variables of the model, where there is no file to tell; without both it
+    is `DEFAULT_INPUTS`."""
     targets: tuple[str, ...] = ()
     config: str | None = None
     deepspeed_config: str | None = None
@@ -62,51 +76,100 @@ def plan(arguments: PlanArguments) -> None:
     """
     _check(arguments)
     console = make_console()
-    run_settings, changes = read_run_settings(
+    run_settings, run_changes = read_run_settings(
         arguments.config, arguments.overrides, RunFlags(targets=arguments.targets)
     )
-    settings, engine_changes = read_deepspeed_settings(
-        arguments.deepspeed_config,
-        arguments.overrides,
-        use_checkpointing=arguments.use_gradient_checkpointing,
-    )
-    batch = resolve_batch(settings, arguments.processes, arguments.batch_size)
-    size, source = _model_size(arguments, run_settings)
-    for line in (*changes, *engine_changes, *batch.notes, source, f"batch: {batch}"):
+    settings, engine_changes = _engine_settings(arguments)
+    batch = _batch_sizes(arguments, settings)
+    size, model_lines = _model_size(arguments, run_settings, batch)
+    for line in (*run_changes, *engine_changes, *batch.notes, *model_lines, f"batch: {batch}"):
         console.print(escape(line), soft_wrap=True)
-    gib = arguments.budget_gib or settings.ds_tft.memory_budget_gib or DEFAULT_BUDGET_GIB
-    found = _look(arguments, size, settings, batch, round(gib * GIB), console)
+    gib = settings.ds_tft.memory_budget_gib or DEFAULT_BUDGET_GIB
+    budget_bytes = int(gib * GIB)
+    found = _look(arguments, size, settings, batch, budget_bytes, console)
     chosen = recommend(found, batch.micro_batch)
-    console.print(escape(_advice(chosen, batch, gib)), soft_wrap=True)
+    taken = None if chosen is None else _plan_to_take(chosen, budget_bytes)
+    console.print(escape(_advice(chosen, taken, gib)), soft_wrap=True)
     if arguments.write is not None:
-        if chosen is None:
+        if chosen is None or taken is None:
             raise ConfigError(
                 f"--write: nothing fits {gib:g} GiB, got {len(found)} configurations that do not; "
                 "raise --budget-gib, or lower model.hidden_size"
             )
-        _write(Path(arguments.write), chosen, console)
+        _write(Path(arguments.write), chosen.change.settings, taken.batch, console)
 
 
 def _check(arguments: PlanArguments) -> None:
-    """Refuses numbers that mean nothing."""
-    if arguments.budget_gib is not None and not 0 < arguments.budget_gib < float("inf"):
-        raise ConfigError(f"--budget-gib: expected more than 0, got {arguments.budget_gib:g}; give GiB")
+    """Refuses numbers that mean nothing, and what cannot be written to."""
+    if arguments.budget_gib is not None and not 0 < arguments.budget_gib <= MOST_GIB:
+        raise ConfigError(
+            f"--budget-gib: expected more than 0 and at most {MOST_GIB:,.0f}, got {arguments.budget_gib:g}; "
+            "give GiB"
+        )
     if arguments.processes < 1:
         raise ConfigError(f"--processes: expected 1 or more, got {arguments.processes}; give a number")
-    if arguments.write is not None and not Path(arguments.write).parent.is_dir():
-        parent = Path(arguments.write).parent
-        raise ConfigError(f"--write: there is no folder '{parent}', got '{arguments.write}'; make it first")
+    if arguments.parquet is not None and arguments.inputs is not None:
+        given = ",".join(map(str, arguments.inputs))
+        raise ConfigError(f"--inputs: the file says which inputs there are, got {given}; give one of both")
+    if arguments.write is not None:
+        _check_writable(arguments.write)
 
 
-def _model_size(arguments: PlanArguments, settings: RunSettings) -> tuple[ModelSize, str]:
-    """Returns the model's shapes, and in one line where they come from."""
+def _check_writable(path: str) -> None:
+    """Refuses a place where no file can be, before the planning."""
+    parent = Path(path).parent
+    if not os.path.isdir(parent):
+        raise ConfigError(f"--write: there is no folder '{parent}', got '{path}'; make it first")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"--write: expected the name of a file, got '{path}', which is none; give another")
+
+
+def _engine_settings(arguments: PlanArguments) -> tuple[DeepSpeedSettings, list[str]]:
+    """Returns the DeepSpeed JSON with the command line laid over it, and a line for each change."""
+    settings, lines = read_deepspeed_settings(
+        arguments.deepspeed_config,
+        arguments.overrides,
+        use_checkpointing=arguments.use_gradient_checkpointing,
+    )
+    if arguments.budget_gib is not None:
+        raw = settings.model_dump(mode="json", exclude_unset=True)
+        flag = Override(BUDGET, arguments.budget_gib, "--budget-gib")
+        merged(raw, [*for_deepspeed(arguments.overrides), flag])  # refuses a --set that says another
+        source = arguments.deepspeed_config or "default DeepSpeed settings"
+        lines += changes(DeepSpeedSettings, raw, [flag], source)
+        product = settings.ds_tft.model_copy(update={BUDGET[-1]: arguments.budget_gib})
+        settings = settings.model_copy(update={BUDGET[0]: product})
+    check_settings(settings, torch.device(arguments.device), arguments.processes)
+    return settings, lines
+
+
+def _batch_sizes(arguments: PlanArguments, settings: DeepSpeedSettings) -> BatchSizes:
+    """Returns the sizes of an update."""
+    batch = resolve_batch(settings, arguments.processes, arguments.batch_size)
+    if batch.global_batch > MOST_WINDOWS:
+        raise ConfigError(
+            f"--batch-size ({GLOBAL}): expected at most {MOST_WINDOWS:,} windows per update, got "
+            f"{batch.global_batch}; give fewer"
+        )
+    return batch
+
+
+def _model_size(
+    arguments: PlanArguments, settings: RunSettings, batch: BatchSizes
+) -> tuple[ModelSize, list[str]]:
+    """Returns the model's shapes, and in words where they come from."""
+    lines: list[str] = []
     if arguments.parquet is not None:
         source = open_source(arguments.parquet)
         data = prepare_training(source, infer_roles(source, settings.data), settings)
+        check_fills(batch, windows_per_epoch(data, settings))
         size = derive_size(data.preprocessor, settings)
         words = str(source.path)
     else:
-        static, observed, known = arguments.inputs
+        static, observed, known = arguments.inputs or DEFAULT_INPUTS
+        roles = [name for name in ROLES if name in settings.data.model_fields_set]
+        if roles:
+            lines.append(f"data: {', '.join(roles)} without --parquet-file: no effect on the inputs planned")
         model, targets = settings.model, max(1, len(settings.data.target or ()))
         if observed < targets or known < 1:
             raise ConfigError(
@@ -120,10 +183,11 @@ def _model_size(arguments: PlanArguments, settings: RunSettings) -> tuple[ModelS
             num_heads=model.num_heads, lstm_layers=model.lstm_layers, dropout=model.dropout,
         )  # fmt: skip
         words = "taken from --inputs, all real, since no --parquet-file is given"
-    return size, (
+    lines.append(
         f"model: {size.num_static} static, {size.num_observed} observed, {size.num_known} known inputs "
         f"({words}); encoder {size.encoder_length}, horizon {size.horizon}, hidden {size.hidden_size}"
     )
+    return size, lines
 
 
 def _look(
@@ -138,37 +202,34 @@ def _look(
     found: list[Alternative] = []
     with Planner(arguments.device, arguments.processes, torch.get_num_threads()) as planner:
         for each in look_at_alternatives(planner, size, settings, batch, budget_bytes):
-            if not found:
+            if not found and each.plan is not None:
                 console.print(plan_table(each.plan, budget_bytes, plain=not console.is_terminal))
             found.append(each)
     console.print(alternatives_table(found, batch, budget_bytes, plain=not console.is_terminal))
     return found
 
 
-def _advice(chosen: Alternative | None, batch: BatchSizes, gib: float) -> str:
+def _advice(chosen: Alternative | None, taken: MemoryPlan | None, gib: float) -> str:
     """Says which one to take."""
-    if chosen is None or chosen.largest is None:
+    if chosen is None or taken is None:
         return (
             f"take: none of these fits {gib:g} GiB, even with one window at a time; lower model.hidden_size, "
             "window.encoder_length or the number of inputs"
         )
-    sizes = _sizes_to_take(chosen, batch)
-    peak = format_bytes((chosen.plan if sizes == batch else chosen.largest).peak_bytes)
     what = "the configuration as it is" if chosen.change.name == AS_GIVEN else chosen.change.name
-    return f"take: {what}, at {sizes}; peak {peak} of {gib:g} GiB"
+    return f"take: {what}, at {taken.batch}; peak {format_bytes(taken.peak_bytes)} of {gib:g} GiB"
 
 
-def _sizes_to_take(chosen: Alternative, batch: BatchSizes) -> BatchSizes:
-    """The sizes asked for if they fit, else the largest that do."""
-    assert chosen.largest is not None, "what is chosen fits"
-    return batch if chosen.largest.batch.micro_batch >= batch.micro_batch else chosen.largest.batch
+def _plan_to_take(chosen: Alternative, budget_bytes: int) -> MemoryPlan | None:
+    """At the sizes asked for if they fit, else at the largest that do."""
+    fits = chosen.plan is not None and chosen.plan.peak_bytes <= budget_bytes
+    return chosen.plan if fits else chosen.largest
 
 
-def _write(path: Path, chosen: Alternative, console: Console) -> None:
+def _write(path: Path, settings: DeepSpeedSettings, sizes: BatchSizes, console: Console) -> None:
     """Saves a DeepSpeed JSON, and reads it back as training would."""
-    assert chosen.largest is not None, "what is chosen fits"
-    sizes = _sizes_to_take(chosen, chosen.plan.batch)
-    complete: dict[str, Any] = chosen.change.settings.model_dump(mode="json", exclude_unset=True)
+    done = "replaced" if os.path.exists(path) else "written"
+    complete: dict[str, Any] = settings.model_dump(mode="json", exclude_unset=True)
     complete |= {GLOBAL: sizes.global_batch, MICRO: sizes.micro_batch, ACCUMULATION: sizes.accumulation}
     try:
         path.write_text(json.dumps(complete, indent=2) + "\n")
@@ -176,4 +237,4 @@ def _write(path: Path, chosen: Alternative, console: Console) -> None:
         reason = error.strerror
         raise ConfigError(f"--write: cannot write '{path}', got {reason}; give another path") from error
     read_deepspeed_settings(str(path))
-    console.print(escape(f"written: {path}; train with --deepspeed_config {path}"), soft_wrap=True)
+    console.print(escape(f"{done}: {path}; train with --deepspeed_config {path}"), soft_wrap=True)

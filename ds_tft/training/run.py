@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ from ds_tft.training.checkpoint import find_checkpoint, load_checkpoint
 from ds_tft.training.conclusion import evaluate_on_test, export_best, sum_up
 from ds_tft.training.engine import build_engine, start_process_group
 from ds_tft.training.environment import ProcessPlace
-from ds_tft.training.exhaustion import Exhaustion, explain, may_halve
+from ds_tft.training.exhaustion import BATCH, Exhaustion, explain, may_halve
 from ds_tft.training.introduction import device_name, introduce, model_lines
 from ds_tft.training.log import RunLog
 from ds_tft.training.memory_fit import fit_memory
@@ -41,7 +42,7 @@ from ds_tft.training.run_folder import (
 from ds_tft.training.setup import RunSetup, set_up
 from ds_tft.training.start import label_quantiles, start_at_label_quantiles
 from ds_tft.training.tensorboard import TensorBoardWriter
-from ds_tft.training.trainer import Recorders, Trainer, TrainingWindows
+from ds_tft.training.trainer import At, Recorders, Trainer, TrainingWindows
 
 
 def train(arguments: TrainArguments, place: ProcessPlace) -> None:
@@ -65,6 +66,13 @@ def train(arguments: TrainArguments, place: ProcessPlace) -> None:
         _Run(fit_memory(setup, log.say), folder, log).go()
 
 
+class _Built(NamedTuple):
+    """A model made ready to train."""
+
+    engine: Any
+    passes: MemoryPasses
+
+
 class _Run:
     """The parts of one run that belong together once everything is settled."""
 
@@ -76,14 +84,14 @@ class _Run:
 
     def go(self) -> None:
         """Trains, exports the best model, evaluates it and prints the summary."""
-        log = self.log
         model = self._make_model()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         for line in self._lines(model, num_parameters):
-            log.say(line)
+            self.log.say(line)
         refuse_useless_blocks(model, self.setup)
+        del model  # it is made again for training, which may have to let go of it
         started = perf_counter()
-        trainer = self._train_to_the_end(model, num_parameters)
+        trainer = self._train_to_the_end(num_parameters)
         seconds = perf_counter() - started
         best = export_best(self.setup, trainer.engine, trainer)
         evaluation = evaluate_on_test(self.setup, best)
@@ -91,7 +99,7 @@ class _Run:
             sum_up(
                 self.setup,
                 trainer,
-                log,
+                self.log,
                 seconds=seconds,
                 evaluation=evaluation,
                 num_parameters=num_parameters,
@@ -99,35 +107,42 @@ class _Run:
             )
         trainer.engine.destroy()
 
-    def _train_to_the_end(self, model: TemporalFusionTransformer, num_parameters: int) -> Trainer:
+    def _train_to_the_end(self, num_parameters: int) -> Trainer:
         """Trains, and where memory runs out and it is allowed, goes on with smaller micro-batches."""
-        resumed_from: Path | None = None
-        is_first = True
+        config = self._engine_config(num_parameters)
+        checkpoint = self._open_folder(config)
         while True:
-            setup = self.setup
-            passes = attach_passes(model, setup.engine_settings, setup.device)
-            config = engine_config(setup.engine_settings, setup.batch, setup.total_steps, num_parameters)
-            if is_first:
-                resumed_from = self._open_folder(config)
-            engine = self._make_engine(model, config, passes)
-            trainer, exhaustion = self._train(engine, passes, resumed_from)
+            trainer, exhaustion = self._train(self._make_engine(config), checkpoint)
             if exhaustion is None:
                 return trainer
-            resumed_from = self._make_room(trainer, exhaustion)
-            model, is_first = self._make_model(), False
+            checkpoint = self._make_room(trainer, exhaustion)
+            del trainer  # two engines at a time would not fit
+            self._release()
+            config = self._engine_config(num_parameters)
 
-    def _make_engine(
-        self, model: TemporalFusionTransformer, config: dict[str, Any], passes: MemoryPasses
-    ) -> Any:
-        """Builds the engine, and says what it is."""
+    def _engine_config(self, num_parameters: int) -> dict[str, Any]:
+        """The settings as DeepSpeed takes them."""
+        setup = self.setup
+        return engine_config(setup.engine_settings, setup.batch, setup.total_steps, num_parameters)
+
+    def _release(self) -> None:
+        """Gives back the memory of what is no longer in use: DeepSpeed leaves cycles."""
+        gc.collect()
+        if self.setup.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _make_engine(self, config: dict[str, Any]) -> _Built:
+        """Makes the model, attaches the passes and builds the engine, and says what they are."""
+        setup, model = self.setup, self._make_model()
+        passes = attach_passes(model, setup.engine_settings, setup.device)
         for line in passes.lines():
             self.log.say(line)
         engine = build_engine(model, config)
         self.log.say(
-            f"engine: ZeRO stage {engine.zero_optimization_stage()}, {self.setup.engine_settings.precision}, "
-            f"{engine.optimizer.__class__.__name__} on {device_name(self.setup.device)}"
+            f"engine: ZeRO stage {engine.zero_optimization_stage()}, {setup.engine_settings.precision}, "
+            f"{engine.optimizer.__class__.__name__} on {device_name(setup.device)}"
         )
-        return engine
+        return _Built(engine, passes)
 
     def _make_room(self, trainer: Trainer, exhaustion: Exhaustion) -> Path:
         """Takes smaller micro-batches after memory has run out; returns the checkpoint to go on from.
@@ -190,11 +205,9 @@ class _Run:
             self.log.say(f"changed since the run began: {line}")
         return checkpoint
 
-    def _train(
-        self, engine: Any, passes: MemoryPasses, resumed_from: Path | None
-    ) -> tuple[Trainer, Exhaustion | None]:
+    def _train(self, built: _Built, resumed_from: Path | None) -> tuple[Trainer, Exhaustion | None]:
         """Runs the loop, and says what happened where memory ran out in an update."""
-        setup, log = self.setup, self.log
+        setup, log, engine = self.setup, self.log, built.engine
         windows = TrainingWindows(
             builder=setup.batch_builder(),
             train=setup.data.windows["train"],
@@ -221,7 +234,7 @@ class _Run:
                 setup.batch,
                 self.folder,
                 setup.place,
-                self._recorders(engine, tensorboard, passes),
+                self._recorders(built, tensorboard),
             )
             if state is not None:
                 trainer.state = state
@@ -232,12 +245,12 @@ class _Run:
         log.close()  # takes the progress bar off before the summary; a later record opens the file again
         return trainer, exhaustion
 
-    def _recorders(self, engine: Any, tensorboard: TensorBoardWriter, passes: MemoryPasses) -> Recorders:
+    def _recorders(self, built: _Built, tensorboard: TensorBoardWriter) -> Recorders:
         """Where the loop writes what it sees."""
         setup, place = self.setup, self.setup.place
         suffix = "" if place.is_first else f"-process-{place.rank}"
         tracer = StepTracer(
-            engine,
+            built.engine,
             setup.device,
             self.meter,
             TraceFiles(run_folder=self.folder, tensorboard=tensorboard, suffix=suffix),
@@ -246,7 +259,11 @@ class _Run:
             is_first=place.is_first,
         )
         return Recorders(
-            log=self.log, tensorboard=tensorboard, meter=self.meter, tracer=tracer, recompute=passes.recompute
+            log=self.log,
+            tensorboard=tensorboard,
+            meter=self.meter,
+            tracer=tracer,
+            recompute=built.passes.recompute,
         )
 
 
@@ -255,11 +272,10 @@ def _exhaustion_of(trainer: Trainer) -> Exhaustion | None:
     try:
         trainer.train()
     except Exception as error:
-        if not is_out_of_memory(error) or not trainer.is_updating:
+        if not is_out_of_memory(error) or trainer.at is At.ELSEWHERE:
             raise
-        return Exhaustion(
-            step=trainer.state.step + 1, phase=trainer.recorders.tracer.last_phase, message=first_line(error)
-        )
+        phase = BATCH if trainer.at is At.BATCH else trainer.recorders.tracer.last_phase
+        return Exhaustion(step=trainer.state.step + 1, phase=phase, message=first_line(error))
     return None
 
 

@@ -89,14 +89,7 @@ def set_up(arguments: TrainArguments, place: ProcessPlace) -> RunSetup:
     )
     batch = resolve_batch(engine_settings, place.world_size, arguments.batch_size)
     device = choose_device(place)
-    check_machine(engine_settings, device.type == "cuda")
-    recompute_settings(engine_settings, device)
-    trace_settings(engine_settings.ds_tft, device)
-    if engine_settings.ds_tft.on_out_of_memory == "halve" and place.world_size > 1:
-        raise ConfigError(
-            "ds_tft.on_out_of_memory: 'halve' needs one process, since the others would wait for the one that "
-            f"ran out of memory, got {place.world_size}; use 'stop'"
-        )
+    check_settings(engine_settings, device, place.world_size)
     source = open_source(arguments.parquet)
     inferred = infer_roles(source, settings.data)
     data = prepare_training(source, inferred, settings)
@@ -113,6 +106,27 @@ def set_up(arguments: TrainArguments, place: ProcessPlace) -> RunSetup:
         data=data,
         changes=(*changes, *engine_changes, *batch.notes),
     )
+
+
+def check_settings(settings: DeepSpeedSettings, device: torch.device, world_size: int) -> None:
+    """Refuses what the DeepSpeed JSON asks for and this machine, or this number of processes, cannot do.
+
+    Args:
+        settings: The DeepSpeed JSON.
+        device: Where training runs.
+        world_size: Processes of the run.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    check_machine(settings, device.type == "cuda")
+    recompute_settings(settings, device)
+    trace_settings(settings.ds_tft, device)
+    if settings.ds_tft.on_out_of_memory == "halve" and world_size > 1:
+        raise ConfigError(
+            "ds_tft.on_out_of_memory: 'halve' needs one process, since the others would wait for the one that "
+            f"ran out of memory, got {world_size}; use 'stop'"
+        )
 
 
 def windows_per_epoch(data: TrainingData, settings: RunSettings) -> int:

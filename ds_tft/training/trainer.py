@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ds_tft.config.run import TrainingSettings
 from ds_tft.data.batches import Batch, BatchBuilder, Loader
 from ds_tft.data.sampler import EpochPlan
 from ds_tft.data.windows import WindowIndex
-from ds_tft.errors import UserError
+from ds_tft.errors import ConfigError, UserError
 from ds_tft.export import save_weights
 from ds_tft.forecast.metrics import level_name
 from ds_tft.memory.meter import MemoryMeter
@@ -59,6 +60,14 @@ class Recorders:
     tracer: StepTracer
     recompute: RecomputeReport | None = None
     """Counts what ran again in backward; `None` where nothing does."""
+
+
+class At(Enum):
+    """Where the loop is."""
+
+    BATCH = "building the batches of an update"
+    UPDATE = "an update"
+    ELSEWHERE = "validation, saving and the rest"
 
 
 class Trainer:
@@ -104,8 +113,8 @@ class Trainer:
         self.window_weights = windows.builder.window_weights(windows.train)  # (n,)
         self.validation = windows.validation.spaced(settings.validation_windows)
         self.state = TrainingState()
-        self.is_updating = False
-        """Whether an update is under way: true also after one that failed."""
+        self.at = At.ELSEWHERE
+        """Where the loop is, or where it failed."""
         self.first_step = 0
         """Step that this process began at."""
         self.timing = Timing()
@@ -139,6 +148,8 @@ class Trainer:
         self._recent = Recent(self.state.unlogged_losses)
         while self.state.epoch < self.settings.epochs and not self.state.stopped_early:
             self._train_epoch()
+        for line in self.recorders.tracer.lines():
+            self.recorders.log.say(line)
         return self.state
 
     def _train_epoch(self) -> None:
@@ -154,11 +165,12 @@ class Trainer:
         batches = loader.batches(micro_batches, start=state.update * self.batch.accumulation)
         windows = self.plan.updates(state.epoch)  # (U, global batch)
         while state.update < updates:
+            self.at = At.BATCH
             micro = [next(batches) for _ in range(self.batch.accumulation)]
-            self.is_updating = True
+            self.at = At.UPDATE
             with self.recorders.tracer.update(state.step + 1):
                 self._update(micro, windows[state.update])
-            self.is_updating = False
+            self.at = At.ELSEWHERE
             self._recent.restart_clock()  # the time in which a trace was written
             end_of_epoch = state.update == updates
             if end_of_epoch:
@@ -205,12 +217,26 @@ class Trainer:
             with self.recorders.tracer.phase(OPTIMIZER):
                 self.engine.step()
         if recompute is not None and state.step == self.first_step:
-            recompute.check_effect()
+            self._check_effect(recompute)
             self.recorders.log.say(f"step {state.step + 1}: {recompute.step_line()}")
         state.step += 1
         state.update += 1
         self._count_skips(micro_batches)
         self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(used))
+
+    def _check_effect(self, recompute: RecomputeReport) -> None:
+        """Makes sure that what was asked for did something.
+
+        Raises:
+            ConfigError: It did not, with the micro-batch that was given. One that was chosen is not the user's
+                mistake: there it is said.
+        """
+        try:
+            recompute.check_effect()
+        except ConfigError as error:
+            if not self.batch.chosen:
+                raise
+            self.recorders.log.warn(f"with the micro-batch that was chosen: {error}")
 
     def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
         """Returns the loss of one micro-batch, times `factor`, after its backward."""

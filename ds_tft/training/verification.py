@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.data.batches import Batch
+from ds_tft.errors import ConfigError, UserError
 from ds_tft.memory.meter import KeptForBackward
 from ds_tft.memory.passes import attach_passes, detach_passes
 from ds_tft.memory.peak import peak_live_bytes
@@ -59,6 +60,8 @@ class Difference:
     """The same of the one parameter where it is largest; those with next to no gradient are left out."""
     bound: float | None
     """Largest difference allowed; `None` for a form that is lossy by design."""
+    idle: str = ""
+    """Why the form did nothing here, such as that all inputs are small; empty where it did."""
 
     @property
     def holds(self) -> bool:
@@ -134,9 +137,14 @@ class Verification:
         self, model: TemporalFusionTransformer, batch: Batch, form: Form, reference: Form, bound: float | None
     ) -> Difference:
         """Runs two forms of a model on one batch."""
-        loss, gradients = self._step(model, batch, form)
-        expected_loss, expected = self._step(model, batch, reference)
+        loss, gradients, idle = self._step(model, batch, form)
+        expected_loss, expected, _ = self._step(model, batch, reference)
         total = torch.stack([grad.double().norm() for grad in expected.values()]).norm()
+        if not bool(total.isfinite() & (total > 0)):
+            raise UserError(
+                f"launch/verify.py: there is nothing to compare, got gradients of length {float(total):g} in the "
+                f"{reference.name} form; look for extreme values, or labels without weight, in the first windows"
+            )
         apart = {name: (gradients[name].double() - grad.double()).norm() for name, grad in expected.items()}
         relative = {
             name: float(apart[name] / grad.double().norm())
@@ -155,15 +163,20 @@ class Verification:
             worst_parameter=worst,
             worst=relative[worst],
             bound=bound,
+            idle=idle,
         )
 
     def _step(
         self, model: TemporalFusionTransformer, batch: Batch, form: Form
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Returns loss and gradients, the latter on the CPU."""
-        passes = attach_passes(model, form.settings, self.device)
+    ) -> tuple[float, dict[str, Tensor], str]:
+        """Returns loss and gradients, the latter on the CPU, and why the passes did nothing if they did not."""
+        passes, idle = attach_passes(model, form.settings, self.device), ""
         try:
             loss = _backward(model, batch)
+            if passes.recompute is not None:
+                passes.recompute.check_effect()
+        except ConfigError as error:
+            idle = str(error)
         finally:
             detach_passes(model, passes)
         gradients = {  # one that a pass has lost counts as 0
@@ -171,7 +184,7 @@ class Verification:
             for name, each in model.named_parameters()
         }
         model.zero_grad(set_to_none=True)
-        return float(loss), gradients
+        return float(loss), gradients, idle
 
     def _seconds(self, form: Form) -> float:
         """Times one step."""

@@ -16,8 +16,10 @@ from ds_tft.formatting import format_bytes, format_number, format_seconds
 from ds_tft.memory.out_of_memory import is_out_of_memory
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.training.arguments import TrainArguments
+from ds_tft.training.block_check import refuse_useless_blocks
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.introduction import device_name, model_lines
+from ds_tft.training.memory_fit import fit_memory
 from ds_tft.training.setup import RunSetup, set_up
 from ds_tft.training.verification import Cost, Difference, Verification, first_windows
 
@@ -32,15 +34,21 @@ def verify(arguments: TrainArguments, place: ProcessPlace) -> None:
         place: This process; there must be one.
 
     Raises:
-        ConfigError: There are several processes, or stage 3.
+        ConfigError: There are several processes, stage 3, or blocks that free nothing.
         UserError: A pass changes losses or gradients by more than its bound.
     """
     if place.world_size > 1:
         raise ConfigError(
             f"launch/verify.py: runs in one process, got {place.world_size}; start it with plain python"
         )
-    setup = set_up(arguments, place)
     console = make_console()
+    setup = fit_memory(set_up(arguments, place), console.print)
+    if setup.engine_settings.zero_optimization.stage == 3:
+        raise ConfigError(
+            "launch/verify.py: compares passes that stage 3 does not allow, got zero_optimization.stage 3; "
+            "use another stage"
+        )
+    refuse_useless_blocks(TemporalFusionTransformer(setup.size), setup)
     model, batch = _model(setup), _batch(setup)
     for line in (
         *model_lines(model, sum(parameter.numel() for parameter in model.parameters())),
@@ -53,9 +61,10 @@ def verify(arguments: TrainArguments, place: ProcessPlace) -> None:
     failed = [each for each in differences if not each.holds]
     if failed:
         raise UserError(_failure(failed[0]))
-    console.print(
-        f"verdict: {len(differences)} comparisons hold; the passes train the same model", style="bold"
-    )
+    for idle in (each for each in differences if each.idle):
+        console.print(f"{idle.form}: no effect here: {idle.idle}")
+    held = sum(not each.idle for each in differences)
+    console.print(f"verdict: {held} comparisons hold; the passes train the same model", style="bold")
 
 
 def _model(setup: RunSetup) -> TemporalFusionTransformer:
@@ -104,7 +113,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
     for name in ("form", "against", "in", "dropout", "windows", "loss", "gradients", "bound", "verdict"):
         table.add_column(name, justify="left" if name in ("form", "against", "in", "verdict") else "right")
     for each in differences:
-        verdict = "holds" if each.holds else "FAILS"
+        verdict = "FAILS" if not each.holds else "lossy" if each.bound is None else "holds"
         table.add_row(
             each.form,
             each.reference,
@@ -114,7 +123,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
             format_number(each.loss),
             format_number(each.gradients),
             "none" if each.bound is None else format_number(each.bound),
-            "lossy" if each.bound is None and each.holds else verdict,
+            "no effect" if each.idle and each.holds else verdict,
         )
     return table
 

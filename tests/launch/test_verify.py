@@ -36,7 +36,8 @@ def test_it_prints_tables_and_a_verdict(script, line, capsys):
     assert script.main(line) == 0
     words = capsys.readouterr().out
     assert "batch: 16 windows, fp32, on CPU" in words
-    assert "verdict: 5 comparisons hold" in words
+    assert "verdict: 3 comparisons hold" in words
+    assert "offload: no effect here: activation_checkpointing.cpu_checkpointing: nothing was moved" in words
 
 
 def test_a_failure_is_one_line_and_code_2(script, line, capsys, monkeypatch):
@@ -70,3 +71,11 @@ def test_halvings_end_at_one():
 def test_several_processes_are_refused():
     with pytest.raises(ConfigError, match=r"runs in one process, got 2; start it with plain python"):
         verify(TrainArguments(parquet="a.parquet"), ProcessPlace(0, 0, 2))
+
+
+def test_stage_3_and_useless_blocks_are_refused(script, line, capsys):
+    stage = ("deepspeed.zero_optimization.stage=3", "deepspeed.ds_tft.streaming=false")
+    assert script.main([*line, *(word for each in stage for word in ("--set", each))]) == 2
+    assert "passes that stage 3 does not allow" in capsys.readouterr().err
+    assert script.main([*line, "--set", 'deepspeed.ds_tft.recompute=["quantile_head"]']) == 2
+    assert "recomputing 'quantile_head' frees no memory" in capsys.readouterr().err

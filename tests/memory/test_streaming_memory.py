@@ -54,7 +54,9 @@ def test_what_is_kept_per_row_does_not_grow_with_variables_times_hidden():
         hidden: (kept(streamed(wide(hidden)), 8, 20) - kept(streamed(wide(hidden)), 4, 20)) / (4 * 20 * FLOAT)
         for hidden in (16, 64)
     }
-    assert per_row[16] < 2.5 * VARIABLES  # weights, rows of tables; what leads to the weights is computed again
+    assert (
+        per_row[16] < 2.5 * VARIABLES
+    )  # weights, rows of tables; what leads to the weights is computed again
     assert per_row[64] - per_row[16] < 8 * 48
 
 

@@ -50,6 +50,26 @@ def test_a_cadence_adds_traces(tmp_path):
     assert list(traced.written.scalars) == [2, 3, 6]
 
 
+def test_a_cadence_that_never_came_is_said(tmp_path):
+    engine = engine_of(Chain())
+    traced = make_tracer(tmp_path, engine, every_steps=3)
+    run(traced, engine, [1])
+    assert traced.tracer.lines() == [
+        "ds_tft.trace_every_steps: no update was traced, got 1 of them since the start"
+    ]
+    run(traced, engine, [2])
+    assert traced.tracer.lines() == []
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "traces").write_text("")
+    engine = engine_of(Chain())
+    traced = make_tracer(tmp_path, engine)
+    run(traced, engine, range(1, 4))
+    assert traced.said[-1].startswith("memory traces: step 2 not written, got ")
+    assert "traces" in traced.said[-1]
+
+
 def test_another_process_traces_nothing(tmp_path):
     engine = engine_of(Chain())
     traced = make_tracer(tmp_path, engine, is_first=False)

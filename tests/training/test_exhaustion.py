@@ -1,15 +1,23 @@
 """Memory that runs out in an update: what to change is said, or the run goes on with smaller micro-batches."""
 
+import errno
+import gc
 import json
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
 import torch
 from datasets import ROLES, WINDOW, panel, write
+from deepspeed.runtime.engine import DeepSpeedEngine
 from loops import MODEL, PLACE, series_of
 from safetensors.torch import load_file
 
+import ds_tft.training.exhaustion
+import ds_tft.training.run
+from ds_tft.data.batches import BatchBuilder
 from ds_tft.errors import ConfigError
+from ds_tft.memory.out_of_memory import is_out_of_memory
 from ds_tft.model.attention import InterpretableAttention
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.environment import ProcessPlace
@@ -70,6 +78,75 @@ def test_smaller_micro_batches_train_the_same(files, tmp_path, small_memory, cap
     theirs = load_file(straight / "export" / "weights.safetensors")
     for name, weight in load_file(halved / "export" / "weights.safetensors").items():
         torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_one_engine_at_a_time_is_alive(files, tmp_path, small_memory, monkeypatch):
+    build, alive = ds_tft.training.run.build_engine, []
+
+    def counted(model, config):
+        alive.append(sum(type(each) is DeepSpeedEngine for each in gc.get_objects()))
+        return build(model, config)
+
+    monkeypatch.setattr(ds_tft.training.run, "build_engine", counted)
+    run(files, tmp_path / "run", HALVE, epochs=1)
+    assert len(alive) == 3
+    assert alive[1:] == [0, 0], "the engine before is gone when the next one is built"
+
+
+def test_a_batch_that_cannot_be_built_is_halved_too(files, tmp_path, monkeypatch, capsys):
+    build = BatchBuilder.build
+
+    def limited(self, index, windows):
+        if len(windows) > 8:
+            raise MemoryError("Unable to allocate 1.00 GiB for an array")
+        return build(self, index, windows)
+
+    monkeypatch.setattr(BatchBuilder, "build", limited)
+    run(files, tmp_path / "run", HALVE, "training.evaluation_batch_size=8", epochs=1)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "step 1: out of memory in batch; going on with 16 windows per update = micro-batch 8 x" in words
+
+
+def test_without_memory_to_plan_with_the_line_has_no_numbers(files, tmp_path, small_memory, monkeypatch):
+    def fail(_setup):
+        raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+
+    monkeypatch.setattr(ds_tft.training.exhaustion, "_plan", fail)
+    with pytest.raises(
+        ConfigError, match=r"step 3 ran out of it in forward.*at micro-batch 16; lower train_micro"
+    ):
+        run(files, tmp_path / "run")
+
+
+def test_a_size_that_was_chosen_may_have_nothing_to_move(files, tmp_path, capsys):
+    """The same with a given micro-batch is an error: tests/training/test_run_memory.py."""
+    offload = "deepspeed.activation_checkpointing.cpu_checkpointing=true"
+    auto = ("deepspeed.gradient_accumulation_steps=auto", "deepspeed.ds_tft.memory_budget_gib=1")
+    run(files, tmp_path / "run", offload, *auto, epochs=1)
+    words = " ".join(capsys.readouterr().out.split())
+    assert (
+        "with the micro-batch that was chosen: activation_checkpointing.cpu_checkpointing: nothing was"
+        in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (RuntimeError("could not execute a primitive"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error, expected):
+    assert is_out_of_memory(error) is expected
 
 
 def test_otherwise_three_settings_are_named_with_what_they_take(files, tmp_path, small_memory):

@@ -8,6 +8,7 @@ from loops import MODEL, make_data
 
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.data.batches import BatchBuilder
+from ds_tft.errors import UserError
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.model_size import derive_size
 from ds_tft.training.verification import Verification
@@ -84,3 +85,22 @@ def test_the_model_is_left_plain(data):
     checked.costs()
     assert not any("forward" in vars(module) for module in checked.model.modules())
     assert all(parameter.grad is None for parameter in checked.model.parameters())
+
+
+def test_a_pass_that_finds_nothing_to_do_is_idle(data):
+    checked = verification(data)
+    few = type(checked.batch)(*(
+        type(part)(*(each[:1] for each in part)) if isinstance(part, tuple) else part[:1] for part in checked.batch
+    ))  # fmt: skip
+    small = Verification(checked.model, few, checked.settings)
+    idle = {each.form: each.idle for each in small.differences()}
+    assert idle["recompute"] == ""
+    assert "nothing was moved to host memory" in idle["offload"]
+    assert idle["INT8 kept"]
+
+
+def test_labels_without_weight_leave_nothing_to_compare(data):
+    checked = verification(data)
+    checked.batch = checked.batch._replace(weights=torch.zeros_like(checked.batch.weights))
+    with pytest.raises(UserError, match=r"nothing to compare, got gradients of length nan"):
+        next(checked.differences())

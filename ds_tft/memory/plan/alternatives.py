@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
-from ds_tft.memory.plan.fit import search_micro_batch
+from ds_tft.errors import ConfigError
+from ds_tft.memory.plan.fit import predict_if_possible, search_micro_batch
 from ds_tft.memory.plan.memory_plan import MemoryPlan
 from ds_tft.memory.plan.processes import Planner
 from ds_tft.memory.plan.variants import (
@@ -46,8 +47,8 @@ class Alternative:
     """A change with its predictions."""
 
     change: Change
-    plan: MemoryPlan
-    """At the micro-batch asked for."""
+    plan: MemoryPlan | None
+    """At the micro-batch asked for; `None` if that is too large to be planned."""
     largest: MemoryPlan | None
     """At the largest micro-batch that fits the budget; `None` if none does."""
 
@@ -73,12 +74,20 @@ def look_at_alternatives(
         settings: The DeepSpeed JSON as given.
         batch: Sizes of an update as given; the global batch stays.
         budget_bytes: What one process may take on its device.
+
+    Raises:
+        ConfigError: The settings given are too large to be planned on this machine, or cannot be carried out.
     """
     for change in changes_for(settings, on_cuda=planner.device == "cuda", world_size=planner.world_size):
-        plan = planner.predict(size, change.settings, batch)
-        largest = search_micro_batch(
-            planner, size, change.settings, batch.global_batch, budget_bytes, known=[plan]
-        )
+        plan = predict_if_possible(planner, size, change.settings, batch)
+        if plan is None and change.name == AS_GIVEN:
+            raise ConfigError(
+                "--batch-size (train_micro_batch_size_per_gpu): this machine has too little memory to plan it, "
+                f"got micro-batch {batch.micro_batch}; give fewer windows, or lower window.encoder_length or "
+                "model.hidden_size"
+            )
+        known = [] if plan is None else [plan]
+        largest = search_micro_batch(planner, size, change.settings, batch.global_batch, budget_bytes, known)
         yield Alternative(change=change, plan=plan, largest=largest)
 
 

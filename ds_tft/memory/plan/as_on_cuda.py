@@ -37,8 +37,8 @@ def cuda_extras(tensor_peak: int) -> CudaExtras:
 
 
 def settings_for_dry_run(settings: DeepSpeedSettings) -> DeepSpeedSettings:
-    """Replaces what a CPU would refuse or compile by what takes the same memory."""
-    changes: dict[str, Any] = {}
+    """Replaces what a CPU would refuse or compile by what takes the same memory, and what DeepSpeed would print."""
+    changes: dict[str, Any] = {"log_level": "error", "steps_per_print": None, "wall_clock_breakdown": False}
     if settings.fp16.enabled:
         changes |= {"fp16": Fp16(), "bf16": Bf16(enabled=True)}
     if not isinstance(settings.optimizer, OptimizerSGD):

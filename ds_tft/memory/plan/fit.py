@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.errors import ConfigError
+from ds_tft.memory.out_of_memory import is_out_of_memory
 from ds_tft.memory.plan.memory_plan import MemoryPlan
 from ds_tft.memory.plan.processes import Planner
 from ds_tft.model.inputs import ModelSize
@@ -24,7 +26,7 @@ def search_micro_batch(
 
     The largest is looked at first: alone it needs no accumulation, which keeps gradients from one micro-batch
     to the next. Among the others the peak grows with the micro-batch, and nearly along a line, which says
-    where between two known sizes to look next.
+    where between two known sizes to look next. A size too large to plan does not fit.
 
     Args:
         planner: Predicts.
@@ -41,22 +43,40 @@ def search_micro_batch(
         ConfigError: The global batch is not a multiple of the processes.
     """
     sizes = divisors(global_batch, planner.world_size)
-    plans = {plan.batch.micro_batch: plan for plan in known}
-    if sizes[-1] not in plans:
-        plans[sizes[-1]] = planner.predict(
-            size, settings, batch_of(sizes[-1], global_batch, planner.world_size)
-        )
-    if plans[sizes[-1]].peak_bytes <= budget_bytes:
-        return plans[sizes[-1]]
+    plans: dict[int, MemoryPlan | None] = {plan.batch.micro_batch: plan for plan in known}
+    count = sizes[-1]
     while True:
-        fitting = [count for count, plan in plans.items() if plan.peak_bytes <= budget_bytes]
-        low = max(fitting, default=0)
-        high = min(set(plans) - set(fitting))
-        between = [count for count in sizes if low < count < high]
+        if count not in plans:
+            batch = batch_of(count, global_batch, planner.world_size)
+            plans[count] = predict_if_possible(planner, size, settings, batch)
+        peaks = {tried: math.inf if plan is None else plan.peak_bytes for tried, plan in plans.items()}
+        fitting = [tried for tried, peak in peaks.items() if peak <= budget_bytes]
+        if sizes[-1] in fitting:
+            return plans[sizes[-1]]
+        low, high = max(fitting, default=0), min(set(peaks) - set(fitting))
+        between = [each for each in sizes if low < each < high]
         if not between:
-            return plans[low] if low else None
-        count = _next_size(between, plans, budget_bytes)
-        plans[count] = planner.predict(size, settings, batch_of(count, global_batch, planner.world_size))
+            return plans.get(low)
+        count = _next_size(between, peaks, budget_bytes)
+
+
+def predict_if_possible(
+    planner: Planner, size: ModelSize, settings: DeepSpeedSettings, batch: BatchSizes
+) -> MemoryPlan | None:
+    """Predicts; `None` for what is too large to be planned on this machine.
+
+    Args:
+        planner: Predicts.
+        size: Shapes of the model.
+        settings: The DeepSpeed JSON.
+        batch: Sizes of an update.
+    """
+    try:
+        return planner.predict(size, settings, batch)
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
 
 
 def divisors(global_batch: int, world_size: int) -> list[int]:
@@ -71,7 +91,8 @@ def divisors(global_batch: int, world_size: int) -> list[int]:
             f"train_batch_size: must be a multiple of {world_size} processes, got {global_batch}; "
             f"use {max(1, share) * world_size}"
         )
-    return [count for count in range(1, share + 1) if share % count == 0]
+    lower = [count for count in range(1, math.isqrt(share) + 1) if share % count == 0]
+    return sorted({*lower, *(share // count for count in lower)})
 
 
 def batch_of(micro_batch: int, global_batch: int, world_size: int) -> BatchSizes:
@@ -84,14 +105,17 @@ def batch_of(micro_batch: int, global_batch: int, world_size: int) -> BatchSizes
     )
 
 
-def _next_size(between: Sequence[int], plans: Mapping[int, MemoryPlan], budget_bytes: int) -> int:
+def _next_size(between: Sequence[int], peaks: Mapping[int, float], budget_bytes: int) -> int:
     """Chooses which size to look at: the smallest, then where a line meets the budget."""
-    if len(plans) < 2:
+    below = max((count for count in peaks if count < between[0]), default=0)
+    if not below:
         return between[0]
-    below = max((count for count in plans if count < between[0]), default=min(plans))
-    above = min(count for count in plans if count > between[-1])
-    first, second = plans[below].peak_bytes, plans[above].peak_bytes
+    above = min(count for count in peaks if count > between[-1])
+    first, second = peaks[below], peaks[above]
     if second <= first:
         return between[-1]
-    meets = below + (budget_bytes - first) * (above - below) / (second - first)
+    if math.isinf(second):
+        meets = below * budget_bytes / first  # within the budget whatever part of it grows with the windows
+    else:
+        meets = below + (budget_bytes - first) * (above - below) / (second - first)
     return max((count for count in between if count <= meets), default=between[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from ds_tft.model.inputs import ModelSize
 
 
+OVERFLOWS = ("Storage size calculation overflowed", "Overflow when unpacking")
+"""What torch says about sizes that no machine has memory for."""
+
+
 class Planner:
     """A process that predicts memory; it starts with the first question and ends with the context.
 
@@ -32,9 +37,7 @@ class Planner:
 
     def __init__(self, device: str, world_size: int, threads: int) -> None:
         self.device, self.world_size, self.threads = device, world_size, threads
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=prepare_process, initargs=(world_size,)
-        )
+        self._pool = self._start()
 
     def __enter__(self) -> Planner:
         return self
@@ -54,9 +57,24 @@ class Planner:
 
         Raises:
             ConfigError: The settings cannot be carried out.
+            MemoryError: No machine could plan this, or the process was ended from outside, as a system does
+                that runs out of memory.
+            RuntimeError: There is not enough memory to plan this (`is_out_of_memory`).
         """
         assert batch.world_size == self.world_size, "a planner is for one number of processes"
-        return self._pool.submit(_predict, size, settings, batch, self.device, self.threads).result()
+        try:
+            return self._pool.submit(_predict, size, settings, batch, self.device, self.threads).result()
+        except BrokenProcessPool as error:
+            self._pool.shutdown()
+            self._pool = self._start()
+            raise MemoryError("the process that plans was ended") from error
+
+    def _start(self) -> ProcessPoolExecutor:
+        """A pool of one process."""
+        context = get_context("spawn")
+        return ProcessPoolExecutor(
+            1, mp_context=context, initializer=prepare_process, initargs=(self.world_size,)
+        )
 
 
 def prepare_process(world_size: int) -> None:
@@ -82,4 +100,9 @@ def _predict(
 
     if not torch.distributed.is_initialized():
         join_pretended_group(batch.world_size)
-    return plan_by_dry_run(size, settings, batch, device, threads)
+    try:
+        return plan_by_dry_run(size, settings, batch, device, threads)
+    except (RuntimeError, TypeError) as error:
+        if any(message in str(error) for message in OVERFLOWS):
+            raise MemoryError(str(error)) from error
+        raise

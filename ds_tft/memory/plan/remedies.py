@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.formatting import format_bytes
+from ds_tft.memory.plan.fit import predict_if_possible
 from ds_tft.memory.plan.memory_plan import MemoryPlan
 from ds_tft.memory.plan.processes import Planner
 from ds_tft.memory.plan.variants import (
@@ -53,10 +54,14 @@ def find_remedies(
         budget_bytes: What there is; `None` where it is not known.
     """
     found = [
-        Remedy(text=text, plan=planner.predict(each_size, each_settings, each_batch))
+        (text, predict_if_possible(planner, each_size, each_settings, each_batch))
         for text, each_size, each_settings, each_batch in _changes(size, settings, batch, planner.device)
     ]
-    saving = [remedy for remedy in found if remedy.plan.peak_bytes < now.peak_bytes]
+    saving = [
+        Remedy(text=text, plan=plan)
+        for text, plan in found
+        if plan is not None and plan.peak_bytes < now.peak_bytes
+    ]
     if budget_bytes is None:
         return sorted(saving, key=lambda remedy: remedy.plan.peak_bytes)[:MOST]
     fitting = [remedy for remedy in saving if remedy.plan.peak_bytes <= budget_bytes]
@@ -64,11 +69,26 @@ def find_remedies(
     return (fitting + rest)[:MOST]  # what fits stays in the order of what it costs
 
 
-def remedies_text(remedies: Sequence[Remedy]) -> str:
-    """Says what to change, for the end of an error."""
+def remedies_text(remedies: Sequence[Remedy], budget_bytes: int | None = None) -> str:
+    """Says what to change, for the end of an error.
+
+    Args:
+        remedies: What `find_remedies` returned.
+        budget_bytes: What there is; `None` where it is not known.
+    """
     if not remedies:
         return "lower model.hidden_size or window.encoder_length"
-    return f"set one of: {', '.join(map(str, remedies))}"
+    if budget_bytes is None:
+        return f"set one of: {_listed(remedies)}"
+    fitting = [remedy for remedy in remedies if remedy.plan.peak_bytes <= budget_bytes]
+    if not fitting:
+        return f"none of these fits alone: {_listed(remedies)}"
+    return f"set one of: {_listed(fitting)}"
+
+
+def _listed(remedies: Sequence[Remedy]) -> str:
+    """Remedies with commas."""
+    return ", ".join(map(str, remedies))
 
 
 def _changes(

@@ -51,8 +51,8 @@ def alternatives_table(
     for each in alternatives:
         table.add_row(
             each.change.name,
-            format_bytes(each.plan.peak_bytes),
-            "yes" if each.plan.peak_bytes <= budget_bytes else "no",
+            "too large to plan" if each.plan is None else format_bytes(each.plan.peak_bytes),
+            "yes" if each.plan is not None and each.plan.peak_bytes <= budget_bytes else "no",
             "none" if each.largest is None else str(each.largest.batch.micro_batch),
             each.change.cost,
         )

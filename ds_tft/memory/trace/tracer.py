@@ -93,8 +93,11 @@ class StepTracer:
         trace = self._stop(step, step_name(step) if traced else None)
         if trace is not None and traced:
             self.states = trace.states
-            self._files.write_trace(trace)
             self._say(trace.line())
+            try:
+                self._files.write_trace(trace)
+            except OSError as error:  # a long run does not end for a picture
+                self._say(f"memory traces: step {step} not written, got {error}")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -104,6 +107,14 @@ class StepTracer:
         with self._peaks.phase(name), recorded:
             yield
         self._phase = OUTSIDE
+
+    def lines(self) -> list[str]:
+        """Says for the end of a run what was asked for and did not happen."""
+        if self._settings.every_steps is None or not self._traces or self.states is not None:
+            return []
+        return [
+            f"ds_tft.trace_every_steps: no update was traced, got {self._updates} of them since the start"
+        ]
 
     @property
     def last_phase(self) -> str:

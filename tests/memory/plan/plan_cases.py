@@ -84,24 +84,26 @@ class Case:
 
 
 CASES = (
-    Case(hidden=64, batch=32, observed=40),
     Case(hidden=128, batch=4, encoder=60, changes=(stage(0),)),
     Case(hidden=32, batch=128, observed=60, categories=True, changes=(stage(2),)),
     Case(hidden=64, batch=64, changes=(RECOMPUTE,)),
-    Case(hidden=64, batch=128, encoder=60, changes=(OFFLOAD,)),
-    Case(hidden=32, batch=64, changes=(PLAIN,)),
     Case(hidden=32, batch=32, observed=20, encoder=60, categories=True, changes=(PLAIN, stage(0), RECOMPUTE)),
     Case(hidden=64, batch=32, observed=20, changes=(BF16,)),
     Case(hidden=48, batch=32, categories=True, changes=(BF16, stage(2), RECOMPUTE), accumulation=2),
-    Case(hidden=64, batch=16, accumulation=2, categories=True),
     Case(hidden=64, batch=16, accumulation=5, encoder=20, changes=(stage(2), OFFLOAD)),
-    Case(hidden=96, batch=32, observed=30, threads=2),
     Case(hidden=64, batch=64, observed=30, threads=2, changes=(stage(0), RECOMPUTE), categories=True),
     Case(hidden=64, batch=16, changes=(HOST_OPTIMIZER,), accumulation=2),
     Case(hidden=64, batch=48, changes=("ds_tft.variables_per_chunk=4",)),
-    Case(hidden=32, batch=96, changes=(PLAIN, BF16), encoder=20),
     Case(hidden=32, batch=24, changes=(PLAIN, stage(3)), categories=True),
     Case(hidden=64, batch=64, changes=(COMPRESS,)),
+)
+MORE = (
+    Case(hidden=64, batch=32, observed=40),
+    Case(hidden=64, batch=128, encoder=60, changes=(OFFLOAD,)),
+    Case(hidden=32, batch=64, changes=(PLAIN,)),
+    Case(hidden=64, batch=16, accumulation=2, categories=True),
+    Case(hidden=96, batch=32, observed=30, threads=2),
+    Case(hidden=32, batch=96, changes=(PLAIN, BF16), encoder=20),
 )
 LARGE = (
     Case(hidden=128, batch=32, observed=208, encoder=60),

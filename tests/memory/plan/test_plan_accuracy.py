@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from plan_cases import CASES, LARGE, Case, measure_apart
+from plan_cases import CASES, LARGE, MORE, Case, measure_apart
 
 from ds_tft.memory.plan.processes import Planner, prepare_process
 
@@ -28,8 +28,9 @@ def laboratory() -> Iterator[ProcessPoolExecutor]:
 
 
 def check(case: Case, planners: dict[int, Planner], laboratory: ProcessPoolExecutor) -> None:
-    measured = laboratory.submit(measure_apart, case).result()
+    measuring = laboratory.submit(measure_apart, case)
     plan = planners[case.threads].predict(case.size, case.settings, case.sizes)
+    measured = measuring.result()
     peak, states = max(measured.values()), plan.states.total
     assert plan.peak_bytes == pytest.approx(peak, rel=0.05)
     assert plan.peak_bytes - states == pytest.approx(peak - states, rel=0.05)
@@ -38,6 +39,12 @@ def check(case: Case, planners: dict[int, Planner], laboratory: ProcessPoolExecu
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_peak_is_predicted(case, planners, laboratory):
+    check(case, planners, laboratory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_the_peak_of_more_configurations_is_predicted(case, planners, laboratory):
     check(case, planners, laboratory)
 
 

@@ -6,10 +6,22 @@ from types import SimpleNamespace
 
 import pytest
 from plan_cases import BF16, COMPRESS, HOST_OPTIMIZER, OFFLOAD, PLAIN, RECOMPUTE, stage
+from rich.console import Console
 
 from ds_tft.config.deepspeed import read_deepspeed_settings
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
-from ds_tft.memory.plan.alternatives import AS_GIVEN, Alternative, Change, changes_for, recommend
+from ds_tft.errors import ConfigError
+from ds_tft.memory.plan.alternatives import (
+    AS_GIVEN,
+    Alternative,
+    Change,
+    changes_for,
+    look_at_alternatives,
+    recommend,
+)
+from ds_tft.memory.plan.fit import batch_of
+from ds_tft.memory.plan.tables import alternatives_table
+from ds_tft.model.inputs import ModelSize
 
 
 def settings_of(*changes: str) -> DeepSpeedSettings:
@@ -38,6 +50,41 @@ def test_every_alternative_is_a_valid_configuration(given, on_cuda):
         if change.name != AS_GIVEN:
             assert change.settings != settings_of(*given)
             assert change.cost
+
+
+class LimitedPlanner:
+    """Plans no more than some windows at a time, and nothing in bf16."""
+
+    device, world_size = "cpu", 1
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def predict(self, _size, settings, batch):
+        if batch.micro_batch > self.most or settings.precision == "bf16":
+            raise MemoryError
+        return SimpleNamespace(batch=batch, peak_bytes=batch.micro_batch)
+
+
+def look(most: int) -> list[Alternative]:
+    batch = batch_of(32, 64, 1)
+    return list(look_at_alternatives(LimitedPlanner(most), ModelSize(), settings_of(), batch, 1000))
+
+
+def test_an_alternative_may_be_too_large_to_plan():
+    found = {each.change.name: each for each in look(32)}
+    assert found["bf16"].plan is found["bf16"].largest is None
+    assert found[AS_GIVEN].largest.batch.micro_batch == 32
+    table = Console(width=200)
+    with table.capture() as captured:
+        table.print(alternatives_table(list(found.values()), batch_of(32, 64, 1), 1000, plain=True))
+    line = next(line for line in captured.get().splitlines() if line.startswith("| bf16"))
+    assert [cell.strip() for cell in line.split("|")[2:5]] == ["too large to plan", "no", "none"]
+
+
+def test_what_is_given_must_be_possible_to_plan():
+    with pytest.raises(ConfigError, match="too little memory to plan it, got micro-batch 32; give fewer"):
+        look(16)
 
 
 def test_a_gpu_has_more_of_them():

@@ -81,6 +81,37 @@ def test_the_global_batch_stays():
     assert all(each.micro_batch * each.accumulation * 2 == 64 for each in planner.asked)
 
 
+@pytest.mark.parametrize("budget", [90, 115, 260, 420, 740, 10_000])
+@pytest.mark.parametrize("possible", [0, 1, 5, 16, 63])
+def test_what_is_too_large_to_plan_does_not_fit(possible, budget):
+    class Limited(MadeUpPlanner):
+        def predict(self, size, settings, batch):
+            plan = super().predict(size, settings, batch)
+            if batch.micro_batch > possible:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
+            return plan
+
+    planner = Limited()
+    expected = [n for n in divisors(64, 1) if n <= possible and planner.plan(n).peak_bytes <= budget]
+    found = search(planner, budget)
+    assert (found.batch.micro_batch if found else None) == (max(expected) if expected else None)
+    assert len(planner.asked) <= len(divisors(64, 1))
+
+
+def test_other_errors_of_a_prediction_come_through():
+    class Failing(MadeUpPlanner):
+        def predict(self, size, settings, batch):
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        search(Failing(), 1000)
+
+
+@pytest.mark.parametrize("share", [1, 2, 36, 97, 360])
+def test_divisors_are_all_of_them(share):
+    assert divisors(3 * share, 3) == [count for count in range(1, share + 1) if share % count == 0]
+
+
 @pytest.mark.parametrize(("global_batch", "advice"), [(65, "use 64"), (1, "use 2")])
 def test_a_global_batch_that_does_not_divide_is_an_error(global_batch, advice):
     with pytest.raises(ConfigError, match=f"multiple of 2 processes, got {global_batch}; {advice}"):

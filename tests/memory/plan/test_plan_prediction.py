@@ -9,6 +9,7 @@ import torch
 from plan_cases import BF16, HOST_OPTIMIZER, OFFLOAD, RECOMPUTE, Case, stage
 
 from ds_tft.errors import ConfigError
+from ds_tft.memory.out_of_memory import is_out_of_memory
 from ds_tft.memory.plan.as_on_cuda import CONTEXT_BYTES
 from ds_tft.memory.plan.fit import search_micro_batch
 from ds_tft.memory.plan.prediction import largest_micro_batch, predict_memory
@@ -98,6 +99,33 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(on_cpu):
         case.size, case.settings, global_batch=64, world_size=1, device="cpu", budget_bytes=peak - 1
     )
     assert found == 8
+
+
+def test_more_than_any_machine_has_is_too_little_memory(on_cpu):
+    for hidden in (10**6, 10**12, 10**20):
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
+            plan(on_cpu, hidden=hidden)
+        assert is_out_of_memory(caught.value)
+
+
+def test_a_planner_goes_on_when_its_process_is_ended():
+    with Planner("cpu", 1, threads=1) as planner:
+        before = plan(planner)
+        (process,) = planner._pool._processes.values()
+        process.kill()
+        process.join()
+        with pytest.raises(MemoryError, match="the process that plans was ended"):
+            plan(planner)
+        assert plan(planner) == before
+
+
+def test_deepspeed_prints_nothing(capfd):
+    with Planner("cuda", 1, threads=1) as planner:
+        for changes in ((BF16,), ("fp16.enabled=true", "steps_per_print=1", "wall_clock_breakdown=true")):
+            plan(planner, *changes, "log_level=info")
+    out, err = capfd.readouterr()
+    assert not out
+    assert not err
 
 
 def test_errors_of_the_settings_come_through(on_cpu):

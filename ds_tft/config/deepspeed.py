@@ -38,7 +38,13 @@ def default_deepspeed_json() -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": 0.001, "betas": [0.9, 0.999], "weight_decay": 0.01, "torch_adam": True},
+            "params": {
+                "lr": 0.001,
+                "betas": [0.9, 0.999],
+                "weight_decay": 0.01,
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "scheduler": {
             "type": "WarmupCosineLR",

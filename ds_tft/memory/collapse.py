@@ -11,7 +11,7 @@ H hidden size, O output size, R rows (batch x time).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from ds_tft.memory.chunks import spans
 from ds_tft.model.embedding import VariableEmbedding
+
+PART_BYTES = 2**20
 
 
 class Embeddings(NamedTuple):
@@ -128,7 +131,9 @@ class _CollapseWide(torch.autograd.Function):
         ctx.save_for_backward(weight, lines, table)
         num_reals, _, hidden_size = lines.shape
         blocks = weight.view(len(weight), -1, hidden_size)  # (O, V, H)
-        products = torch.bmm(lines, blocks[:, :num_reals].permute(1, 2, 0))  # (Vr, 2, O)
+        products = lines.new_empty(num_reals, 2, len(weight))  # (Vr, 2, O)
+        for part in _parts(num_reals, weight):  # the product takes a copy of what it multiplies with
+            torch.bmm(lines[part], blocks[:, part].permute(1, 2, 0), out=products[part])
         parts = [
             rows @ block.t()
             for rows, block in zip(table.split(cardinalities), blocks[:, num_reals:].unbind(1), strict=True)
@@ -155,7 +160,9 @@ class _CollapseWide(torch.autograd.Function):
             torch.mul(slopes_grad.t().unsqueeze(-1), lines[:, 0], out=real_grads)
             real_grads.addcmul_(constant_grad.view(-1, 1, 1), lines[:, 1])
             products_grad = torch.stack([slopes_grad, constant_grad.expand_as(slopes_grad)], 1)  # (Vr, 2, O)
-            lines_grad = torch.bmm(products_grad, blocks[:, :num_reals].transpose(0, 1))  # (Vr, 2, H)
+            lines_grad = torch.empty_like(lines)  # (Vr, 2, H)
+            for part in _parts(num_reals, weight):
+                torch.bmm(products_grad[part], blocks[:, part].transpose(0, 1), out=lines_grad[part])
             rows_grad = []
             for v, (rows, grad) in enumerate(
                 zip(table.split(cardinalities), table_grad.split(cardinalities), strict=True), num_reals
@@ -163,6 +170,14 @@ class _CollapseWide(torch.autograd.Function):
                 block_grads[:, v] = grad.t() @ rows
                 rows_grad.append(grad @ blocks[:, v])
         return None, weight_grad, lines_grad, _concatenate(rows_grad, torch.empty_like(table))
+
+
+def _parts(num_reals: int, weight: Tensor) -> Iterator[slice]:
+    """Yields spans of real variables whose columns of a weight (O, V*H) take a megabyte or so."""
+    columns = weight.shape[1] // max(1, num_reals)
+    size = max(1, PART_BYTES // max(1, len(weight) * columns * weight.itemsize))
+    for span in spans(num_reals, size):
+        yield span.slice
 
 
 def _concatenate(parts: Sequence[Tensor], otherwise: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def _engine_settings(arguments: PlanArguments) -> tuple[DeepSpeedSettings, list[
         arguments.overrides,
         use_checkpointing=arguments.use_gradient_checkpointing,
     )
-    if arguments.budget_gib is not None:
+    if arguments.budget_gib not in (None, settings.ds_tft.memory_budget_gib):
         raw = settings.model_dump(mode="json", exclude_unset=True)
         flag = Override(BUDGET, arguments.budget_gib, "--budget-gib")
         merged(raw, [*for_deepspeed(arguments.overrides), flag])  # refuses a --set that says another

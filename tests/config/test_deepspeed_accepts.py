@@ -29,7 +29,7 @@ def test_shipped_configs(path):
     assert parsed.train_batch_size == 16
     assert parsed.zero_optimization_stage == config["zero_optimization"]["stage"]
     assert parsed.gradient_clipping == 1.0
-    assert parsed.bfloat16_config.enabled == ("bf16" in path.stem)
+    assert parsed.bfloat16_config.enabled == (path.stem in ("zero1_bf16", "4gb_max"))
     assert not parsed.monitor_config.enabled
 
 

@@ -44,9 +44,12 @@ def test_shipped_configs(path):
     assert settings.optimizer.params.torch_adam
     assert settings.train_micro_batch_size_per_gpu == "auto"
     assert "1.0" in path.read_text()
-    assert settings.precision == ("bf16" if "bf16" in path.stem else "fp32")
-    assert settings.zero_optimization.offloads == ("offload" in path.stem)
-    assert settings.zero_optimization.stage == int(path.stem[4])
+    half, small = path.stem in ("zero1_bf16", "4gb_max"), path.stem.startswith("4gb")
+    assert settings.precision == ("bf16" if half else "fp32")
+    assert settings.zero_optimization.offloads == ("offload" in path.stem or path.stem == "4gb_max")
+    assert settings.zero_optimization.stage == (1 if small else int(path.stem[4]))
+    assert settings.ds_tft.memory_budget_gib == (4 if small else None)
+    assert settings.recomputes == small
     check_machine(settings, has_cuda=False, find_tool={}.get)
 
 
@@ -266,7 +269,9 @@ def test_every_key_and_every_shipped_file_is_documented():
                 yield from keys(section)
 
     assert not [name for name in keys(DeepSpeedSettings) if not re.search(rf"\b{name}\b", text)]
-    assert [path.name for path in CONFIGS] == sorted(re.findall(r"^\| `(zero\w+\.json)`", text, re.MULTILINE))
+    assert [path.name for path in CONFIGS] == sorted(
+        re.findall(r"^\| `((?:zero|4gb)\w*\.json)`", text, re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,5 +75,7 @@ def test_a_given_micro_batch_is_checked_and_kept(files, whole):
 
 
 def test_what_never_fits_says_what_to_change(files):
-    with pytest.raises(ConfigError, match=r"planned at micro-batch 1; set one of: .*model.hidden_size=16"):
+    with pytest.raises(
+        ConfigError, match=r"at micro-batch 1; set one of: .*model.hidden_size=16"
+    ):
         fit_memory(settle(files, *AUTO, budget(1)), print)

@@ -90,14 +90,12 @@ class StepTracer:
         except BaseException as error:
             self._fail(error, step)
             raise
-        trace = self._stop(step, step_name(step) if traced else None)
-        if trace is not None and traced:
-            self.states = trace.states
-            self._say(trace.line())
-            try:
-                self._files.write_trace(trace)
-            except OSError as error:  # a long run does not end for a picture
-                self._say(f"memory traces: step {step} not written, got {error}")
+        try:
+            self._finish(step, traced=traced)
+        except Exception as error:  # a long run does not end for a picture
+            if not isinstance(error, OSError) and not is_out_of_memory(error):
+                raise
+            self._say(f"memory traces: step {step} not written, got {first_line(error)}")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -124,6 +122,14 @@ class StepTracer:
     def take_phase_peaks(self) -> dict[str, CudaPeaks]:
         """Returns the CUDA peaks by phase since the last call; empty on a CPU."""
         return self._peaks.take()
+
+    def _finish(self, step: int, *, traced: bool) -> None:
+        """Ends the record of an update that went well, if there is one, and writes it where it is due."""
+        trace = self._stop(step, step_name(step) if traced else None)
+        if trace is not None and traced:
+            self.states = trace.states
+            self._say(trace.line())
+            self._files.write_trace(trace)
 
     def _start(self) -> None:
         """Begins to record."""

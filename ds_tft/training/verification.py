@@ -72,11 +72,12 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a training step of a form takes, in bytes and seconds; without weights, gradients and batch."""
+    """What a training step of a form takes, in bytes and seconds; without weights and batch."""
 
     form: str
     kept_bytes: int
     peak_bytes: int
+    """Gradients included."""
     host_bytes: int
     seconds: float
 
@@ -207,14 +208,13 @@ class Verification:
         kept_bytes = kept.bytes
         del loss
         peak = peak_live_bytes(lambda: _backward(model, batch), self.device)
-        gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
         moved = None if passes.recompute is None else passes.recompute.traffic()
         detach_passes(model, passes)
         model.zero_grad(set_to_none=True)
         return Cost(
             form=form.name,
             kept_bytes=kept_bytes,
-            peak_bytes=peak - gradients,
+            peak_bytes=peak,
             host_bytes=0 if moved is None else moved.host_bytes,
             seconds=seconds,
         )

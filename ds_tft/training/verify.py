@@ -63,8 +63,13 @@ def verify(arguments: TrainArguments, place: ProcessPlace) -> None:
         raise UserError(_failure(failed[0]))
     for idle in (each for each in differences if each.idle):
         console.print(f"{idle.form}: no effect here: {idle.idle}")
-    held = sum(not each.idle for each in differences)
-    console.print(f"verdict: {held} comparisons hold; the passes train the same model", style="bold")
+    held = sum(each.bound is not None and not each.idle for each in differences)
+    console.print(
+        f"verdict: {held} comparisons hold; what they compare trains the same model (inputs as INT8 are lossy "
+        "and have no bound)",
+        style="bold",
+        soft_wrap=True,
+    )
 
 
 def _model(setup: RunSetup) -> TemporalFusionTransformer:
@@ -122,7 +127,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
             str(each.windows),
             format_number(each.loss),
             format_number(each.gradients),
-            "none" if each.bound is None else format_number(each.bound),
+            "none" if each.bound is None else f"{each.bound:g}",
             "no effect" if each.idle and each.holds else verdict,
         )
     return table
@@ -130,9 +135,10 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
 
 def _costs_table(costs: Sequence[Cost]) -> Table:
     """One row per form."""
-    table = Table(title="A training step, without weights, gradients and batch", title_justify="left")
+    table = Table(title="A training step, without weights and batch", title_justify="left")
     table.add_column("form")
-    for name in ("kept for backward", "of plain", "peak", "of plain", "host buffers", "time", "of plain"):
+    headings = ("kept for backward", "of plain", "peak, gradients included", "of plain", "host buffers")
+    for name in (*headings, "time", "of plain"):
         table.add_column(name, justify="right")
     plain = costs[0]
     for each in costs:

@@ -63,8 +63,9 @@ def test_the_micro_batch_is_the_largest_that_fits(files, whole):
                     "deepspeed.gradient_accumulation_steps=auto")  # fmt: skip
     with pytest.raises(
         ConfigError, match=f"planned at micro-batch {2 * fit.batch.micro_batch}; set one of: "
-    ):
+    ) as caught:
         plan_fit(larger, limit)
+    assert f"--set deepspeed.train_micro_batch_size_per_gpu={fit.batch.micro_batch} " in str(caught.value)
 
 
 def test_a_given_micro_batch_is_checked_and_kept(files, whole):
@@ -75,7 +76,5 @@ def test_a_given_micro_batch_is_checked_and_kept(files, whole):
 
 
 def test_what_never_fits_says_what_to_change(files):
-    with pytest.raises(
-        ConfigError, match=r"at micro-batch 1; set one of: .*model.hidden_size=16"
-    ):
+    with pytest.raises(ConfigError, match=r"at micro-batch 1; set one of: .*model.hidden_size=16"):
         fit_memory(settle(files, *AUTO, budget(1)), print)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.formatting import format_bytes
-from ds_tft.memory.plan.fit import predict_if_possible
+from ds_tft.memory.plan.fit import predict_if_possible, search_micro_batch
 from ds_tft.memory.plan.memory_plan import MemoryPlan
 from ds_tft.memory.plan.processes import Planner
 from ds_tft.memory.plan.variants import (
@@ -53,9 +53,12 @@ def find_remedies(
         now: What they take.
         budget_bytes: What there is; `None` where it is not known.
     """
+    fewer = _smaller_batch(planner, size, settings, batch, budget_bytes)
     found = [
         (text, predict_if_possible(planner, each_size, each_settings, each_batch))
-        for text, each_size, each_settings, each_batch in _changes(size, settings, batch, planner.device)
+        for text, each_size, each_settings, each_batch in _changes(
+            size, settings, batch, fewer, planner.device
+        )
     ]
     saving = [
         Remedy(text=text, plan=plan)
@@ -86,13 +89,32 @@ def remedies_text(remedies: Sequence[Remedy], budget_bytes: int | None = None) -
     return f"set one of: {_listed(fitting)}"
 
 
+def _smaller_batch(
+    planner: Planner,
+    size: ModelSize,
+    settings: DeepSpeedSettings,
+    batch: BatchSizes,
+    budget_bytes: int | None,
+) -> BatchSizes | None:
+    """Returns the largest micro-batch that fits a budget, or half of what there is where none is known."""
+    if budget_bytes is not None:
+        plan = search_micro_batch(planner, size, settings, batch.global_batch, budget_bytes)
+        if plan is not None and plan.batch.micro_batch < batch.micro_batch:
+            return plan.batch
+    return None if batch.micro_batch % 2 else batch.halved()
+
+
 def _listed(remedies: Sequence[Remedy]) -> str:
     """Remedies with commas."""
     return ", ".join(map(str, remedies))
 
 
 def _changes(
-    size: ModelSize, settings: DeepSpeedSettings, batch: BatchSizes, device: str
+    size: ModelSize,
+    settings: DeepSpeedSettings,
+    batch: BatchSizes,
+    fewer: BatchSizes | None,
+    device: str,
 ) -> Iterator[tuple[str, ModelSize, DeepSpeedSettings, BatchSizes]]:
     """Yields single changes, those first that cost least."""
     zero = settings.zero_optimization
@@ -100,13 +122,12 @@ def _changes(
         yield "--set deepspeed.ds_tft.streaming=true", size, with_streaming(settings), batch
     if not settings.recomputes and zero.stage < 3:
         yield "--use-gradient-checkpointing", size, with_recompute(settings), batch
-    if batch.micro_batch % 2 == 0:
-        half = batch.halved()
+    if fewer is not None:
         sizes = (
-            f"--set deepspeed.train_micro_batch_size_per_gpu={half.micro_batch} "
+            f"--set deepspeed.train_micro_batch_size_per_gpu={fewer.micro_batch} "
             "--set deepspeed.gradient_accumulation_steps=auto"
         )
-        yield f"{sizes} --batch-size {half.global_batch}", size, settings, half
+        yield f"{sizes} --batch-size {fewer.global_batch}", size, settings, fewer
     if device == "cuda" and not settings.activation_checkpointing.cpu_checkpointing and zero.stage < 3:
         text = "--set deepspeed.activation_checkpointing.cpu_checkpointing=true"
         yield text, size, with_offloaded_inputs(settings), batch

@@ -32,6 +32,7 @@ def rows(output):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.slow
 def test_memory(capsys):
     assert memory.main([*TINY, "--batch", "2", "--threads", "1", "2"]) == 0, (
         "tiny sizes are within all bounds"
@@ -65,6 +66,7 @@ def test_a_missed_bound_shows(capsys):
     assert (verdict(2.0, 1.0), verdict(1.0, 1.0), verdict(1.0, None)) == ("MISS", "pass", "")
 
 
+@pytest.mark.slow
 def test_step_time(capsys, monkeypatch):
     monkeypatch.setattr(step_time, "FORMS", ("plain", "streaming"))
     monkeypatch.setattr(step_time, "BOUNDS", {("streaming", "plain"): 1e9})

@@ -72,12 +72,14 @@ def test_the_budget_of_the_flag_replaces_that_of_the_json(capsys, tmp_path):
     assert json.loads(out.read_text())["ds_tft"]["memory_budget_gib"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_budget_said_twice_alike_is_no_change(capsys):
     twice = ["--set=deepspeed.ds_tft.memory_budget_gib=1", "--budget-gib=1"]
     assert script.main([*SMALL, *ONE_CONFIGURATION, *twice]) == 0
     assert "(--budget-gib)" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_training_accepts_what_is_written(files, tmp_path):
     out, device = tmp_path / "chosen.json", "cuda" if torch.cuda.is_available() else "cpu"
     arguments = [*of_file(files), f"--device={device}", "--budget-gib=2", f"--write={out}"]
@@ -92,6 +94,7 @@ def test_training_accepts_what_is_written(files, tmp_path):
     assert setup.batch.accumulation == 2
 
 
+@pytest.mark.slow
 def test_roles_of_a_configuration_do_not_count_without_its_file(capsys, files):
     assert script.main([*SMALL[:3], *ONE_CONFIGURATION, f"--config={files / 'run.json'}"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -53,6 +53,7 @@ def test_all_of_it_fits_a_large_budget(files):
     assert said[-1] == "memory budget: 1.000 GiB; a CPU is planned with it, not held to it"
 
 
+@pytest.mark.slow
 def test_the_micro_batch_is_the_largest_that_fits(files, whole):
     limit = int(0.7 * whole.peak_bytes)
     fit = plan_fit(settle(files, *AUTO), limit)
@@ -68,6 +69,7 @@ def test_the_micro_batch_is_the_largest_that_fits(files, whole):
     assert f"--set deepspeed.train_micro_batch_size_per_gpu={fit.batch.micro_batch} " in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_given_micro_batch_is_checked_and_kept(files, whole):
     setup = settle(files, "deepspeed.train_micro_batch_size_per_gpu=16")
     assert plan_fit(setup, whole.peak_bytes).batch is setup.batch

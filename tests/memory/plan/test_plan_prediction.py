@@ -90,6 +90,7 @@ def test_processes_share_the_optimizer_state(on_cpu):
     assert two.states.weights == pytest.approx(one.states.weights, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_the_next_does_not(on_cpu):
     case = Case(hidden=32, batch=16, accumulation=4, changes=(stage(0),))
     peak = on_cpu.predict(case.size, case.settings, case.sizes).peak_bytes
@@ -108,6 +109,7 @@ def test_more_than_any_machine_has_is_too_little_memory(on_cpu):
         assert is_out_of_memory(caught.value)
 
 
+@pytest.mark.slow
 def test_a_planner_goes_on_when_its_process_is_ended():
     with Planner("cpu", 1, threads=1) as planner:
         before = plan(planner)
@@ -119,6 +121,7 @@ def test_a_planner_goes_on_when_its_process_is_ended():
         assert plan(planner) == before
 
 
+@pytest.mark.slow
 def test_deepspeed_prints_nothing(capfd):
     with Planner("cuda", 1, threads=1) as planner:
         for changes in ((BF16,), ("fp16.enabled=true", "steps_per_print=1", "wall_clock_breakdown=true")):

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ds_tft.memory.checkpoint_path import CheckpointPath, run_checkpointed
+from ds_tft.memory.checkpoint_path import CheckpointPath
 from ds_tft.memory.input_store import InputStore
 from ds_tft.memory.kept_inputs import KeptInputs
 from ds_tft.memory.module_state import BufferSnapshot
+from ds_tft.memory.recomputed_call import RecomputedCall
 from ds_tft.memory.recomputing import recomputing, within_block
 
 
@@ -70,9 +71,20 @@ class RecomputedBlock:
         """Runs the block."""
         if self.state.paused or not torch.is_grad_enabled() or not self.module.training:
             return self.forward(*args, **kwargs)
-        call = _Call(self, args, kwargs)
-        run_checkpointed(self.state.path, call.run, self.state.device)
-        return call.take_result()
+        values, structure = tree_flatten((args, kwargs))
+        buffers = BufferSnapshot(self.module)
+
+        def first(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            with self.first_run(), within_block():
+                return self.forward(*given[0], **given[1])
+
+        def again(kept: list[Any]) -> None:
+            args, kwargs = tree_unflatten(kept, structure)
+            with self.second_run(), within_block(), buffers.in_place():
+                self.forward(*args, **kwargs)
+
+        kept = KeptInputs(values, self.state.store)
+        return RecomputedCall(first, (args, kwargs), again, kept).on(self.state.path, self.state.device)
 
     def undo(self) -> None:
         """Gives the module back the forward that it had."""
@@ -108,38 +120,3 @@ class RecomputedBlock:
         if state.device.type == "cuda" and (state.synchronize or state.profile):
             torch.cuda.synchronize(state.device)
         return perf_counter() if state.profile else 0.0
-
-
-class _Call:
-    """One forward of a block, and its repetition.
-
-    Args:
-        block: Which block.
-        args: What it is called with.
-        kwargs: The same, by keyword.
-    """
-
-    def __init__(self, block: RecomputedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        values, self._structure = tree_flatten((args, kwargs))
-        self._block = block
-        self._kept = KeptInputs(values, block.state.store)
-        self._buffers = BufferSnapshot(block.module)
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
-        self._result: Any = None
-
-    def run(self) -> None:
-        """Runs the block: first with what the caller gave, then with what was kept of it."""
-        block = self._block
-        if self._given is not None:
-            (args, kwargs), self._given = self._given, None
-            with block.first_run(), within_block():
-                self._result = block.forward(*args, **kwargs)
-            return
-        args, kwargs = tree_unflatten(self._kept.restore(), self._structure)
-        with block.second_run(), within_block(), self._buffers.in_place():
-            block.forward(*args, **kwargs)
-
-    def take_result(self) -> Any:
-        """Returns what the first run returned, whatever it is, and holds on to none of it."""
-        result, self._result = self._result, None
-        return result

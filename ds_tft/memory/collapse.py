@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from ds_tft.memory.chunks import spans
+from ds_tft.memory.quantiser import effective
 from ds_tft.model.embedding import VariableEmbedding
 
 PART_BYTES = 2**20
@@ -65,7 +66,7 @@ def gather_embeddings(groups: Sequence[VariableEmbedding], like: Tensor) -> Embe
         for group in groups
         if group.weight is not None and group.bias is not None
     ]
-    tables = [group.table for group in groups if group.table is not None]
+    tables = [effective(group, "table") for group in groups if group.table is not None]
     sizes = [0 if group.table is None else len(group.table) for group in groups]
     first_rows = [
         group.first_rows + start for group, start in zip(groups, accumulate(sizes, initial=0), strict=False)

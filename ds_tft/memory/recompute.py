@@ -25,7 +25,6 @@ from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.memory.recompute_settings import RecomputeSettings
 from ds_tft.memory.recomputed_block import RecomputedBlock, RecomputeState
 from ds_tft.memory.streaming import is_streamed
-from ds_tft.model.variable_selection import VariableSelection
 
 WHERE = "ds_tft.recompute"
 DEFAULT_BLOCKS = (
@@ -67,8 +66,7 @@ def attach_recompute(model: nn.Module, settings: RecomputeSettings | None = None
     report = RecomputeReport(blocks=tuple(found), state=state)
     report.reset()
     for name, module in found.items():
-        streams = isinstance(module, VariableSelection) and is_streamed(module)
-        module.forward = RecomputedBlock(name, module, state, saves_only=streams)
+        module.forward = RecomputedBlock(name, module, state, saves_only=is_streamed(module))
     return report
 
 

@@ -24,6 +24,7 @@ from ds_tft.memory.collapse import (
     gather_embeddings,
 )
 from ds_tft.memory.dropout_mask import draw_seed
+from ds_tft.memory.quantiser import Quantiser
 from ds_tft.memory.recomputed_call import recomputed
 from ds_tft.memory.recomputing import is_within_block
 from ds_tft.memory.variable_mix import MixInputs, MixPlan, mix_variables
@@ -134,18 +135,35 @@ def _mix(
         networks.norm_weight,
         networks.norm_bias,
     )
-    return mix_variables(_plan(networks, settings, embeddings, inputs), inputs)
-
-
-def _plan(
-    networks: StackedGRN, settings: StreamingSettings, embeddings: Embeddings, inputs: MixInputs
-) -> MixPlan:
-    """Chooses how the mix is computed."""
-    num_variables, hidden_size = networks.norm_weight.shape
-    num_rows, device = len(inputs.weights), inputs.weights.device
-    precision = choose_precision(networks.norm_weight.dtype, device)
     dropout = networks.dropout.p if networks.dropout.training else 0.0
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    precision = choose_precision(networks.norm_weight.dtype, reals.device)
+    return mix_variables(plan_mix(settings, embeddings, inputs, precision, dropout=dropout), inputs)
+
+
+def plan_mix(
+    settings: StreamingSettings,
+    embeddings: Embeddings,
+    inputs: MixInputs,
+    precision: Precision,
+    *,
+    dropout: float = 0.0,
+    quantiser: Quantiser | None = None,
+) -> MixPlan:
+    """Chooses how a mix is computed.
+
+    Args:
+        settings: Size of the chunks.
+        embeddings: Of the selection's variables.
+        inputs: What the mix is computed from.
+        precision: Types of the arithmetic.
+        dropout: Share of the second layer's values to drop.
+        quantiser: Of the gate layer, if there is one.
+    """
+    num_variables, hidden_size = inputs.norm_weight.shape
+    num_rows, device = len(inputs.weights), inputs.weights.device
+    differentiable = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in inputs if tensor is not None
+    )
     return MixPlan(
         chunk=choose_chunk_size(
             settings, num_variables, num_rows, hidden_size * precision.sums.itemsize, device
@@ -156,6 +174,7 @@ def _plan(
         seed=draw_seed() if dropout else 0,
         # Merging costs as much as 2H rows save.
         fold=not differentiable and not dropout and num_rows > 2 * hidden_size,
+        quantiser=quantiser,
     )
 
 

@@ -1,7 +1,7 @@
 """Streaming variable selection: the plain result, without a tensor of shape (batch, time, variables, hidden).
 
-`stream_variable_selection(model)` gives every `VariableSelection` of a model another `forward`. Nothing else
-changes: no wrapper, no parameter, no name; a checkpoint written with it loads without it.
+`stream_variable_selection(model)` gives every variable selection of a model, plain or folded, another `forward`.
+Nothing else changes: no wrapper, no parameter, no name; a checkpoint written with it loads without it.
 
 Kept for backward: the inputs, tensors of shape (R, V) and (R, H), and a seed for the dropout masks. The
 price: the networks of the variables run again in backward. Saved beside memory: the products of embeddings
@@ -27,14 +27,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ds_tft.errors import ConfigError
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.chunks import BUFFERS, ChunkSize, StreamingSettings, choose_chunk_size
+from ds_tft.memory.streamed_folded import streamed_folded_forward
 from ds_tft.memory.streamed_selection import streamed_forward, sums_dtype
 from ds_tft.memory.workers import count_workers
+from ds_tft.model.folded import FoldedSelection
 from ds_tft.model.variable_selection import VariableSelection
+
+Selection = VariableSelection | FoldedSelection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,7 @@ def stream_variable_selection(
     """Makes every variable selection of a model stream.
 
     Args:
-        model: Holds `VariableSelection` modules.
+        model: Holds `VariableSelection` or `FoldedSelection` modules.
         settings: Size of the chunks; the default suits the device.
         device: Where the model will run, for the report; by default where it is.
 
@@ -111,7 +115,7 @@ def stream_variable_selection(
     device = device or next(model.parameters()).device
     for selection in found.values():
         # A partial that holds the module, so that a copy of the model gets one that holds the copy.
-        selection.forward = partial(streamed_forward, selection, settings)  # type: ignore[method-assign]
+        selection.forward = _streamed(selection, settings)  # type: ignore[method-assign]
     return StreamingReport(
         selections=tuple(_describe(*item, settings, device) for item in found.items()),
         settings=settings,
@@ -135,22 +139,30 @@ def unstream(model: nn.Module) -> None:
         del selection.forward
 
 
-def is_streamed(selection: VariableSelection) -> bool:
-    """Says whether a variable selection streams."""
-    forward = vars(selection).get("forward")
-    return isinstance(forward, partial) and forward.func is streamed_forward
+def is_streamed(module: nn.Module) -> bool:
+    """Says whether a module is a variable selection that streams."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, partial) and forward.func in (streamed_forward, streamed_folded_forward)
 
 
-def _selections(model: nn.Module) -> dict[str, VariableSelection]:
+def _streamed(selection: Selection, settings: StreamingSettings) -> partial[tuple[Tensor, Tensor]]:
+    """Returns the forward that streams."""
+    if isinstance(selection, FoldedSelection):
+        return partial(streamed_folded_forward, selection, settings)
+    return partial(streamed_forward, selection, settings)
+
+
+def _selections(model: nn.Module) -> dict[str, Selection]:
     """Returns the variable selections by submodule name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, VariableSelection)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, Selection)}
 
 
 def _describe(
-    name: str, selection: VariableSelection, settings: StreamingSettings, device: torch.device
+    name: str, selection: Selection, settings: StreamingSettings, device: torch.device
 ) -> StreamedSelection:
     """Reads off the shapes."""
-    weight = selection.variable_grns.norm_weight
+    owner = selection if isinstance(selection, FoldedSelection) else selection.variable_grns
+    weight = owner.norm_weight
     num_variables, hidden_size = weight.shape
     return StreamedSelection(
         name=name,

@@ -24,6 +24,7 @@ from ds_tft.memory.buffers import Precision, Workspace
 from ds_tft.memory.chunks import ChunkSize, Span, spans
 from ds_tft.memory.dropout_mask import SeededDropout
 from ds_tft.memory.dry_running import is_dry_run
+from ds_tft.memory.quantiser import Quantiser
 from ds_tft.memory.recomputing import only_saved_tensors_count
 from ds_tft.memory.variable_inputs import CategoricalVariables, ChunkPlace, RealVariables, Variables
 from ds_tft.memory.variable_networks import (
@@ -52,6 +53,8 @@ class MixPlan:
     """Of the dropout masks."""
     fold: bool
     """Merge second and gate layer; for results without gradients and dropout."""
+    quantiser: Quantiser | None = None
+    """Of the gate layer of a model in the folded form."""
 
 
 class MixInputs(NamedTuple):
@@ -64,8 +67,8 @@ class MixInputs(NamedTuple):
     hidden_lines: Tensor  # (Vr, 2, H) the same after the first layer
     table: Tensor  # (N, H) embeddings of categorical variables
     hidden_table: Tensor  # (N, H) the same after the first layer
-    output_weight: Tensor  # (V, H, H)
-    output_bias: Tensor  # (V, H)
+    output_weight: Tensor | None  # (V, H, H); None, as its bias, in the folded form
+    output_bias: Tensor | None  # (V, H)
     gate_weight: Tensor  # (V, H, 2H)
     gate_bias: Tensor  # (V, 2H)
     norm_weight: Tensor  # (V, H)
@@ -74,7 +77,7 @@ class MixInputs(NamedTuple):
     @property
     def networks(self) -> NetworkParameters:
         """The parameters of the networks."""
-        return NetworkParameters(*self[-len(NetworkParameters._fields) :])
+        return NetworkParameters.of(self[-len(NetworkParameters._fields) :])
 
 
 def mix_variables(plan: MixPlan, inputs: MixInputs) -> Tensor:
@@ -157,13 +160,13 @@ class _Run:
         norm_weight, norm_bias = inputs.norm_weight.to(self._dtype), inputs.norm_bias.to(self._dtype)
         mean_grad = torch.mm(norm_weight / norm_weight.shape[-1], mixed_grad.t())  # (V, R)
         weights_grad = torch.mm(norm_bias, mixed_grad.t())  # (V, R)
-        gradients = NetworkParameters(*map(torch.empty_like, inputs.networks))
+        gradients = NetworkParameters.of(map(_empty_like, inputs.networks))
         gradients.norm_bias.copy_(torch.mm(self._weights, mixed_grad))
 
         def work(worker: int) -> None:
             for chunk, at in self._chunks(worker):
                 variables, rows = at
-                own = NetworkParameters(*(part[variables] for part in gradients))
+                own = gradients.some(variables)
                 factor = run_networks(chunk)
                 part = norm_backward(chunk, factor, mixed_grad[rows], mean_grad[at].unsqueeze(-1), own)
                 weights_grad[at] += part.squeeze(-1)
@@ -180,9 +183,7 @@ class _Run:
         if is_dry_run():  # chunks of one size take the same memory
             blocks, row_spans = _two_of_each(blocks), [*row_spans[:2], *row_spans[2:][-1:]]
         for variables, within_kind, within_all in blocks:
-            networks = ChunkNetworks.of(
-                self._inputs.networks, within_all.slice, plan.precision, fold=plan.fold
-            )
+            networks = self._networks(within_all.slice)
             for rows in row_spans:
                 at = (within_all.slice, rows.slice)
                 place = ChunkPlace(within_kind, rows)
@@ -190,6 +191,13 @@ class _Run:
                 buffers = workspace.chunk(ChunkSize(within_kind.size, rows.size))
                 start = within_all.start
                 yield Chunk(networks, variables, place, start, weights, buffers, dropout), at
+
+    def _networks(self, variables: slice) -> ChunkNetworks:
+        """Takes the parameters of some variables."""
+        plan, parameters = self._plan, self._inputs.networks
+        if parameters.output_weight is None:
+            return ChunkNetworks.folded(parameters, variables, plan.precision, plan.quantiser)
+        return ChunkNetworks.of(parameters, variables, plan.precision, fold=plan.fold)
 
     def _collect(self, weights_grad: Tensor, gradients: NetworkParameters) -> MixInputs:
         """Puts all gradients in the order and types of the inputs."""
@@ -204,6 +212,11 @@ class _Run:
             self._categories.hidden_table_grad.to(inputs.hidden_table.dtype),
             *gradients,
         )
+
+
+def _empty_like(parameter: Tensor | None) -> Tensor | None:
+    """Returns room for a gradient."""
+    return None if parameter is None else torch.empty_like(parameter)
 
 
 def _cut(

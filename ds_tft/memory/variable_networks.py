@@ -15,6 +15,7 @@ Letters: V variables, C variables of a chunk, R its rows (batch x time), H hidde
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from torch.nn import functional as F
 
 from ds_tft.memory.buffers import ChunkBuffers, Precision
 from ds_tft.memory.dropout_mask import SeededDropout
+from ds_tft.memory.exact_product import LARGEST_CODE, SMALLEST_CODE, exact_bmm
+from ds_tft.memory.quantiser import Quantiser
 from ds_tft.memory.variable_inputs import ChunkPlace, Variables
 
 EPSILON = 1e-5  # of the layer norm
@@ -32,12 +35,21 @@ SLOW_EXPM1 = (torch.float32, torch.float64)  # types for which a CPU takes long 
 class NetworkParameters(NamedTuple):
     """Parameters of the networks of all variables behind their first layers; or the gradients of these."""
 
-    output_weight: Tensor  # (V, H, H)
-    output_bias: Tensor  # (V, H)
-    gate_weight: Tensor  # (V, H, 2H)
+    output_weight: Tensor | None  # (V, H, H); None, as its bias, in the folded form
+    output_bias: Tensor | None  # (V, H)
+    gate_weight: Tensor  # (V, H, 2H); codes in a model that is stored as INT8
     gate_bias: Tensor  # (V, 2H)
     norm_weight: Tensor  # (V, H)
     norm_bias: Tensor  # (V, H)
+
+    @staticmethod
+    def of(parts: Iterable[Tensor | None]) -> NetworkParameters:
+        """Takes the parts in order; only the first two may be `None`."""
+        return NetworkParameters(*parts)  # type: ignore[arg-type]
+
+    def some(self, variables: slice) -> NetworkParameters:
+        """Returns views of what belongs to some variables."""
+        return self.of(None if part is None else part[variables] for part in self)
 
 
 class Layer(NamedTuple):
@@ -47,12 +59,21 @@ class Layer(NamedTuple):
     bias: Tensor  # (C, 1, O)
 
 
+class IntegerGate(NamedTuple):
+    """How a gate layer multiplies whole numbers, so that its sums are exact."""
+
+    weight_scale: Tensor  # (C, 1, 2H); the weights are the whole numbers themselves
+    input_scale: Tensor  # (C, 1, 1)
+
+
 class ChunkNetworks(NamedTuple):
     """The networks of a chunk's variables, in the types of the arithmetic."""
 
     output: Layer | None  # None where it is folded into the gate
     gate: Layer
     norm_weight: Tensor  # (C, 1, H)
+    integer: IntegerGate | None = None  # None for floating-point products
+    quantiser: Quantiser | None = None  # what looks at the inputs of the gate, while ranges are measured
 
     @staticmethod
     def of(
@@ -66,7 +87,8 @@ class ChunkNetworks(NamedTuple):
             precision: Types of the arithmetic.
             fold: Merge output and gate layer, between which nothing happens without dropout.
         """
-        weights = [part[variables].to(precision.products) for part in parameters[:4]]
+        assert parameters.output_weight is not None
+        weights = [part[variables].to(precision.products) for part in parameters[:4] if part is not None]
         output = Layer(weights[0], weights[1].unsqueeze(1))
         gate = Layer(weights[2], weights[3].unsqueeze(1))
         norm_weight = parameters.norm_weight[variables].unsqueeze(1).to(precision.sums)
@@ -76,6 +98,31 @@ class ChunkNetworks(NamedTuple):
             torch.bmm(output.weight, gate.weight), torch.baddbmm(gate.bias, output.bias, gate.weight)
         )
         return ChunkNetworks(None, folded, norm_weight)
+
+    @staticmethod
+    def folded(
+        parameters: NetworkParameters, variables: slice, precision: Precision, quantiser: Quantiser | None
+    ) -> ChunkNetworks:
+        """Takes the parameters of some variables of a model in the folded form.
+
+        Args:
+            parameters: Of all variables, without output layers.
+            variables: Which ones.
+            precision: Types of the arithmetic.
+            quantiser: Of the gate layer, if there is one.
+        """
+        bias = parameters.gate_bias[variables].unsqueeze(1).to(precision.products)
+        norm_weight = parameters.norm_weight[variables].unsqueeze(1).to(precision.sums)
+        if quantiser is None:
+            gate = Layer(parameters.gate_weight[variables].to(precision.products), bias)
+            return ChunkNetworks(None, gate, norm_weight)
+        weight = quantiser.stacked_weight(parameters.gate_weight, variables)
+        input_scale = quantiser.stacked_input_scale(variables)
+        if input_scale is None:
+            gate = Layer(weight.values * weight.scale, bias)
+            return ChunkNetworks(None, gate, norm_weight, quantiser=quantiser)
+        integer = IntegerGate(weight.scale, input_scale)
+        return ChunkNetworks(None, Layer(weight.values, bias), norm_weight, integer)
 
 
 class Chunk(NamedTuple):
@@ -101,6 +148,8 @@ def run_networks(chunk: Chunk) -> Tensor:
     networks, variables, place, first_variable, _, buffers, dropout = chunk
     variables.first_layer(place, out=buffers.hidden)
     _elu(buffers.hidden, scratch=buffers.output)
+    if networks.quantiser is not None:
+        networks.quantiser.observe_stacked(buffers.hidden, first_variable)
     gated, scale = buffers.hidden, 1.0
     if networks.output is not None:
         gated = torch.baddbmm(
@@ -109,7 +158,10 @@ def run_networks(chunk: Chunk) -> Tensor:
     if dropout is not None:
         gated.mul_(dropout.draw(first_variable, out=buffers.mask, begin=place.begins))
         scale = dropout.scale
-    torch.baddbmm(networks.gate.bias, gated, networks.gate.weight, alpha=scale, out=buffers.gate)
+    if networks.integer is None:
+        torch.baddbmm(networks.gate.bias, gated, networks.gate.weight, alpha=scale, out=buffers.gate)
+    else:
+        _integer_gate(networks.gate, networks.integer, buffers)
     variables.embedding_plus(place, buffers.value, buffers.opened.sigmoid_(), out=buffers.centred)
     buffers.centred.sub_(buffers.centred.mean(-1, keepdim=True))
     length = torch.linalg.vector_norm(buffers.centred, dim=-1, keepdim=True)
@@ -160,14 +212,26 @@ def layers_backward(chunk: Chunk, gradients: NetworkParameters) -> None:
     """Goes from `centred_grad` back to embeddings and first layer; the buffers are overwritten.
 
     Args:
-        chunk: As `run_networks` and `norm_backward` left it, not folded.
+        chunk: As `run_networks` and `norm_backward` left it.
         gradients: Of the chunk's variables; written or added to.
     """
-    (output, gate, _), variables, place, _, _, buffers, dropout = chunk
-    assert output is not None, "folded networks have no backward"
-    scale = 1.0 if dropout is None else dropout.scale
+    networks, variables, place, _, _, buffers, dropout = chunk
     variables.embedding_backward(place, buffers.centred_grad)
     _gate_backward(buffers)
+    if networks.output is None:
+        hidden_grad = _folded_layers_backward(networks, place.begins, buffers, gradients)
+    else:
+        scale = 1.0 if dropout is None else dropout.scale
+        hidden_grad = _layers_backward(networks.output, chunk, scale, gradients)
+    torch.ops.aten.elu_backward.grad_input(hidden_grad, 1, 1, 1, True, buffers.hidden, grad_input=hidden_grad)
+    variables.first_layer_backward(place, hidden_grad)
+
+
+def _layers_backward(output: Layer, chunk: Chunk, scale: float, gradients: NetworkParameters) -> Tensor:
+    """Goes through gate and output layer; returns the gradient behind the first layer's activation."""
+    gate, place, buffers, dropout = chunk.networks.gate, chunk.place, chunk.buffers, chunk.dropout
+    assert gradients.output_weight is not None
+    assert gradients.output_bias is not None
     _add_product(
         gradients.gate_weight, buffers.output.transpose(1, 2), buffers.gate_grad, place.begins, scale
     )
@@ -177,9 +241,32 @@ def layers_backward(chunk: Chunk, gradients: NetworkParameters) -> None:
         buffers.output_grad.mul_(buffers.mask)
     _add_product(gradients.output_weight, buffers.hidden.transpose(1, 2), buffers.output_grad, place.begins)
     _add(gradients.output_bias, buffers.output_grad.sum(1), place.begins)
-    hidden_grad = torch.bmm(buffers.output_grad, output.weight.transpose(1, 2), out=buffers.hidden_grad)
-    torch.ops.aten.elu_backward.grad_input(hidden_grad, 1, 1, 1, True, buffers.hidden, grad_input=hidden_grad)
-    variables.first_layer_backward(place, hidden_grad)
+    return torch.bmm(buffers.output_grad, output.weight.transpose(1, 2), out=buffers.hidden_grad)
+
+
+def _folded_layers_backward(
+    networks: ChunkNetworks, begins: bool, buffers: ChunkBuffers, gradients: NetworkParameters
+) -> Tensor:
+    """Does the same where there is no output layer, perhaps in whole numbers; the gate's gradient is overwritten."""
+    gate, integer, gate_grad = networks.gate, networks.integer, buffers.gate_grad
+    _add(gradients.gate_bias, gate_grad.sum(1), begins)
+    if integer is None:
+        _add_product(gradients.gate_weight, buffers.hidden.transpose(1, 2), gate_grad, begins)
+        return torch.bmm(gate_grad, gate.weight.transpose(1, 2), out=buffers.hidden_grad)
+    weight_grad = torch.bmm(buffers.output.transpose(1, 2), gate_grad).mul_(integer.input_scale)
+    _add(gradients.gate_weight, weight_grad, begins)
+    gate_grad.mul_(integer.weight_scale)
+    hidden_grad = torch.bmm(gate_grad, gate.weight.transpose(1, 2), out=buffers.hidden_grad)
+    # What was clipped does not move its code: no gradient.
+    unclipped = torch.div(buffers.hidden, integer.input_scale, out=buffers.output_grad).round_()
+    return hidden_grad.mul_(unclipped.eq_(buffers.output))
+
+
+def _integer_gate(gate: Layer, integer: IntegerGate, buffers: ChunkBuffers) -> None:
+    """Writes the gate layer; `output` then holds the codes of its inputs."""
+    codes = torch.div(buffers.hidden, integer.input_scale, out=buffers.output).round_()
+    exact_bmm(codes.clamp_(SMALLEST_CODE, LARGEST_CODE), gate.weight, out=buffers.gate)
+    buffers.gate.mul_(integer.weight_scale * integer.input_scale).add_(gate.bias)
 
 
 def _gate_backward(buffers: ChunkBuffers) -> None:

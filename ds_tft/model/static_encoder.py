@@ -27,12 +27,12 @@ class StaticEncoder(nn.Module):
     Shape: static (B, H) -> four times (B, H)
     """
 
-    def __init__(self, hidden_size: int, dropout: float) -> None:
+    def __init__(self, hidden_size: int, dropout: float, grn: type = GatedResidualNetwork) -> None:
         super().__init__()
-        self.selection = GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout)
-        self.enrichment = GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout)
-        self.hidden = GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout)
-        self.cell = GatedResidualNetwork(hidden_size, hidden_size, hidden_size, dropout)
+        self.selection = grn(hidden_size, hidden_size, hidden_size, dropout)
+        self.enrichment = grn(hidden_size, hidden_size, hidden_size, dropout)
+        self.hidden = grn(hidden_size, hidden_size, hidden_size, dropout)
+        self.cell = grn(hidden_size, hidden_size, hidden_size, dropout)
 
     def forward(self, static: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns the contexts in the order of `StaticContexts`."""

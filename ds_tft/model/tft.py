@@ -24,6 +24,13 @@ from ds_tft.model.static_encoder import StaticContexts, StaticEncoder
 from ds_tft.model.variable_selection import VariableSelection
 
 
+class Parts(NamedTuple):
+    """The classes of the larger parts: the plain ones, or those of `folded.py`."""
+
+    selection: type = VariableSelection
+    grn: type = GatedResidualNetwork
+
+
 class Interpretation(NamedTuple):
     """A forecast and what it was made from.
 
@@ -50,14 +57,15 @@ class TemporalFusionTransformer(nn.Module):
     """
 
     static_embedding: VariableEmbedding | None  # these three are None in a model without static variables
-    static_selection: VariableSelection | None
+    static_selection: nn.Module | None
     static_encoder: StaticEncoder | None
 
-    def __init__(self, size: ModelSize) -> None:
+    def __init__(self, size: ModelSize, parts: Parts = Parts()) -> None:  # noqa: B008  a constant
         """Builds the model; parameters are drawn from torch's global generator.
 
         Args:
             size: Everything that fixes the shapes of the parameters.
+            parts: What selections and gated residual networks are built of.
         """
         super().__init__()
         self.size = size
@@ -65,27 +73,25 @@ class TemporalFusionTransformer(nn.Module):
         self.static_embedding = self.static_selection = self.static_encoder = None
         if has_static:
             self.static_embedding = VariableEmbedding(size.static_reals, size.static_categories, hidden)
-            self.static_selection = VariableSelection(
+            self.static_selection = parts.selection(
                 (self.static_embedding,), hidden, dropout, with_context=False
             )
-            self.static_encoder = StaticEncoder(hidden, dropout)
+            self.static_encoder = StaticEncoder(hidden, dropout, parts.grn)
         self.observed_embedding = VariableEmbedding(size.observed_reals, size.observed_categories, hidden)
         self.known_embedding = VariableEmbedding(size.known_reals, size.known_categories, hidden)
-        self.history_selection = VariableSelection(
+        self.history_selection = parts.selection(
             (self.observed_embedding, self.known_embedding), hidden, dropout, with_context=has_static
         )
-        self.future_selection = VariableSelection(
+        self.future_selection = parts.selection(
             (self.known_embedding,), hidden, dropout, with_context=has_static
         )
         self.lstm_encoder = Recurrent(hidden, size.lstm_layers, dropout)
         self.lstm_decoder = Recurrent(hidden, size.lstm_layers, dropout)
         self.lstm_gate = GatedAddNorm(hidden, hidden, dropout)
-        self.static_enrichment = GatedResidualNetwork(
-            hidden, hidden, hidden, dropout, with_context=has_static
-        )
+        self.static_enrichment = parts.grn(hidden, hidden, hidden, dropout, with_context=has_static)
         self.attention = InterpretableAttention(hidden, size.num_heads)
         self.attention_gate = GatedAddNorm(hidden, hidden, dropout)
-        self.position_wise = GatedResidualNetwork(hidden, hidden, hidden, dropout)
+        self.position_wise = parts.grn(hidden, hidden, hidden, dropout)
         self.output_gate = GatedAddNorm(hidden, hidden, dropout=0.0)
         self.quantile_head = quantile_head(hidden, size.num_targets * len(size.quantiles))
 

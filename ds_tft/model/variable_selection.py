@@ -8,6 +8,8 @@ Letters: B batch, T time steps (absent for static variables), V variables, H hid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -61,7 +63,7 @@ class VariableSelection(nn.Module):
         self, reals: Tensor, categories: Tensor, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the mix and the weight of each variable in it."""
-        embedded = self.embed(reals, categories)  # (B, [T], V, H)
+        embedded = embed_variables(self.embeddings, reals, categories)  # (B, [T], V, H)
         if self.weight_grn is None:
             weights = embedded.new_ones(embedded.shape[:-1])  # (B, [T], 1)
         else:
@@ -70,13 +72,22 @@ class VariableSelection(nn.Module):
         mixed = torch.einsum("...v,...vh->...h", weights, transformed)  # (B, [T], H)
         return mixed, weights
 
-    def embed(self, reals: Tensor, categories: Tensor) -> Tensor:
-        """Embeds the variables of all groups, shape (B, [T], V, H)."""
-        group_reals = reals.split([embedding.num_reals for embedding in self.embeddings], dim=-1)
-        group_categories = categories.split([len(e.cardinalities) for e in self.embeddings], dim=-1)
-        groups = [
-            embedding(*group)
-            for embedding, *group in zip(self.embeddings, group_reals, group_categories, strict=True)
-        ]
-        embedded_reals, embedded_categories = zip(*groups, strict=True)
-        return torch.cat([*embedded_reals, *embedded_categories], dim=-2)
+
+def embed_variables(embeddings: Sequence[VariableEmbedding], reals: Tensor, categories: Tensor) -> Tensor:
+    """Embeds the variables of all groups.
+
+    Args:
+        embeddings: The embedding of each group.
+        reals: Shape (B, [T], Vr), group by group.
+        categories: Shape (B, [T], Vc), group by group.
+
+    Returns:
+        Real variables, then categorical ones, shape (B, [T], V, H).
+    """
+    group_reals = reals.split([embedding.num_reals for embedding in embeddings], dim=-1)
+    group_categories = categories.split([len(e.cardinalities) for e in embeddings], dim=-1)
+    groups = [
+        embedding(*group) for embedding, *group in zip(embeddings, group_reals, group_categories, strict=True)
+    ]
+    embedded_reals, embedded_categories = zip(*groups, strict=True)
+    return torch.cat([*embedded_reals, *embedded_categories], dim=-2)

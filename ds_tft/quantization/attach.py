@@ -1,0 +1,145 @@
+"""Quantises a folded model from outside: no wrapper, no parameter renamed.
+
+Each covered module gets another `forward` and a child `int8` (`layer.py`). `Quantisation` is the handle: it switches
+fake quantisation on and off, and turns the weights into stored codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_tft.errors import ConfigError
+from ds_tft.memory.quantiser import CHILD
+from ds_tft.memory.streaming import is_streamed
+from ds_tft.model.folded import CollapsedLinear, FoldedSelection
+from ds_tft.quantization.codes import weight_codes, weight_scale
+from ds_tft.quantization.forwards import collapsed_forward, linear_forward, lstm_forward
+from ds_tft.quantization.layer import LayerQuantiser, Switch
+from ds_tft.quantization.sites import Site, find_sites
+
+FORWARDS: Mapping[type, Callable[..., Any]] = MappingProxyType(
+    {nn.Linear: linear_forward, CollapsedLinear: collapsed_forward, nn.LSTM: lstm_forward}
+)
+"""What runs each kind of module. The others are run by streaming, which asks the child."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Covered:
+    """Names of the modules that are quantised."""
+
+    weights: frozenset[str]
+    inputs: frozenset[str]
+    """Those whose inputs are quantised too; a part of `weights`."""
+
+    @staticmethod
+    def all_of(model: nn.Module) -> Covered:
+        """Covers everything that can be."""
+        names = frozenset(site.name for site in find_sites(model))
+        return Covered(weights=names, inputs=names)
+
+
+class Quantisation:
+    """The quantised modules of one model, by name, in its order.
+
+    Args:
+        switch: What is quantised at the moment; shared with the modules.
+        sites: All modules that can be quantised.
+        quantisers: The children of those that are.
+    """
+
+    def __init__(
+        self, switch: Switch, sites: tuple[Site, ...], quantisers: dict[str, LayerQuantiser]
+    ) -> None:
+        self.switch = switch
+        self.sites = sites
+        self.quantisers = quantisers
+
+    def turn(self, *, weights: bool, inputs: bool) -> None:
+        """Switches fake quantisation."""
+        self.switch.weights, self.switch.inputs = weights, inputs
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Replaces the weights by their codes, for good: the model can forecast and no longer learn."""
+        for site in self.sites:
+            if site.name in self.quantisers:
+                _store(site, self.quantisers[site.name])
+        self.turn(weights=True, inputs=True)
+
+
+def attach_quantisation(model: nn.Module, covered: Covered) -> Quantisation:
+    """Makes modules of a model quantisable; nothing is quantised until it is switched on.
+
+    Args:
+        model: In the folded form, streaming.
+        covered: Which modules.
+
+    Raises:
+        ConfigError: The model does not stream, or is quantised already.
+    """
+    sites = find_sites(model)
+    if any(CHILD in site.module._modules for site in sites):
+        raise ConfigError(
+            f"int8: the model is quantised already, got a {type(model).__name__} with '{CHILD}' modules; attach once"
+        )
+    plain = [name for name, module in model.named_modules() if _is_plain_selection(module)]
+    if plain:
+        raise ConfigError(
+            f"int8: runs in the streaming form, got '{plain[0]}' that does not stream; stream it first"
+        )
+    switch = Switch()
+    chosen = [site for site in sites if site.name in covered.weights]
+    return Quantisation(switch, sites, {site.name: _attach(site, switch, covered) for site in chosen})
+
+
+def _is_plain_selection(module: nn.Module) -> bool:
+    """Whether a module is a variable selection that does not stream."""
+    return isinstance(module, FoldedSelection) and not is_streamed(module)
+
+
+def _attach(site: Site, switch: Switch, covered: Covered) -> LayerQuantiser:
+    """Gives one module its child, and where it runs by itself its forward."""
+    module = site.module
+    quantiser = LayerQuantiser(
+        switch,
+        site.summed,
+        site.num_steps if site.name in covered.inputs else 0,
+        device=_device(site),
+        step_per_input=site.step_per_input,
+    )
+    module.add_module(CHILD, quantiser)
+    forward = FORWARDS.get(type(module))
+    if forward is not None:
+        module.forward = partial(forward, module, quantiser)
+    return quantiser
+
+
+def _device(site: Site) -> torch.device:
+    """Where a module is."""
+    device: torch.device = getattr(site.module, next(iter(site.summed))).device
+    return device
+
+
+def _store(site: Site, quantiser: LayerQuantiser) -> None:
+    """Replaces the weights of one module."""
+    for name, dim in site.summed.items():
+        weight = getattr(site.module, name).float()
+        if quantiser.step_per_input and name == "weight" and quantiser.num_steps:
+            weight = weight * quantiser.input_step.unsqueeze(1)
+        scale = weight_scale(weight, dim)
+        codes = weight_codes(weight, scale).to(torch.int8)
+        del site.module._parameters[name]
+        site.module.register_buffer(name, codes)
+        quantiser.store(name, scale)
+
+
+def names_of(sites: Iterable[Site]) -> tuple[str, ...]:
+    """Returns the names of sites."""
+    return tuple(site.name for site in sites)

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 import ds_tft
 from ds_tft.config.run import RunSettings
@@ -24,10 +24,39 @@ from ds_tft.errors import ConfigError
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.model_size import derive_size
+from ds_tft.quantization.attach import Covered
+from ds_tft.quantization.stored import build_stored
 
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
+EXPORT = "export"
+"""Folder of the floating-point model in a run folder."""
+INT8_EXPORT = "export_int8"
+"""Folder of the INT8 model in a run folder."""
+
+
+class Int8Description(BaseModel):
+    """What makes a model an INT8 one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: tuple[str, ...]
+    """Modules whose weights are stored as INT8."""
+    inputs: tuple[str, ...]
+    """Those of them whose inputs are rounded to INT8 too."""
+    calibration: str
+    """How the ranges of the inputs were measured."""
+    fine_tuned_steps: int
+    """Updates of quantisation-aware training behind the weights; 0 where they were only rounded."""
+
+    @property
+    def line(self) -> str:
+        """Says it in a few words."""
+        tuned = (
+            f"fine-tuned for {self.fine_tuned_steps:,} steps" if self.fine_tuned_steps else "not fine-tuned"
+        )
+        return f"INT8, {tuned}"
 
 
 class ModelDescription(BaseModel):
@@ -48,6 +77,8 @@ class ModelDescription(BaseModel):
     """Mean pinball loss in scaled units; None where there was no validation."""
     batch_size: int = Field(default=64, ge=1)
     """Windows per forward of the evaluation after training; later ones use it too unless told otherwise."""
+    int8: Int8Description | None = None
+    """`None` where the weights are in floating point."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelDescription:
@@ -66,11 +97,17 @@ class LoadedModel:
     """A model ready to forecast, on the CPU, in evaluation mode."""
 
     model: TemporalFusionTransformer
+    """An INT8 model is in the folded form and streams."""
     description: ModelDescription
+
+    @property
+    def bytes(self) -> int:
+        """Memory of its weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.model.state_dict().values())
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Writes the weights in fp32, under the names of the plain model; replaces an older file in one step."""
+    """Writes the weights, those in floating point in fp32, under their names; replaces a file in one step."""
     weights = {
         name: tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
@@ -94,18 +131,29 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         ConfigError: The file cannot be read, or does not fit the model.
     """
+    weights = read_weights(path)
     try:
-        model.load_state_dict(load_file(str(path)), strict=True)
+        model.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(
+            f"{path}: weights do not fit {DESCRIPTION}, got {reason}; export the model again"
+        ) from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Reads weights by name.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return load_file(str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give a run folder or an export of a finished run") from None
     except (SafetensorError, OSError) as error:
         raise ConfigError(
             f"{path}: not readable as safetensors, got {error}; export the model again"
-        ) from None
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ConfigError(
-            f"{path}: weights do not fit {DESCRIPTION}, got {reason}; export the model again"
         ) from None
 
 
@@ -131,7 +179,8 @@ def find_export(path: Path) -> Path:
     Raises:
         ConfigError: There is no export.
     """
-    folder = path / "export" if (path / "export").is_dir() else path
+    held = [path / name for name in (EXPORT, INT8_EXPORT) if (path / name).is_dir()]
+    folder = held[0] if held else path
     file = folder / DESCRIPTION
     if not file.is_file():
         raise ConfigError(
@@ -148,9 +197,18 @@ def read_export(path: Path) -> LoadedModel:
     """
     folder = find_export(path)
     description = _read_description(folder / DESCRIPTION)
-    model = TemporalFusionTransformer(description.size)
+    model = _empty_model(description)
     load_weights(model, folder / WEIGHTS)
     return LoadedModel(model=model.eval(), description=description)
+
+
+def _empty_model(description: ModelDescription) -> TemporalFusionTransformer:
+    """Builds the model that the weights belong to."""
+    int8 = description.int8
+    if int8 is None:
+        return TemporalFusionTransformer(description.size)
+    covered = Covered(weights=frozenset(int8.weights), inputs=frozenset(int8.inputs))
+    return build_stored(description.size, covered)
 
 
 def _read_description(file: Path) -> ModelDescription:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ds_tft.config.batch import BatchSizes, resolve_batch
+from ds_tft.config.compression import everything
 from ds_tft.config.deepspeed_refused import refuse_known
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 from ds_tft.config.engine_config import engine_config
 from ds_tft.config.engine_notes import engine_notes
-from ds_tft.config.json_reader import read_json, shortened
-from ds_tft.config.optimizer_sections import OptimizerSGD
+from ds_tft.config.json_reader import read_json
+from ds_tft.config.optimizer_sections import OptimizerAdamW8bit, OptimizerSGD
 from ds_tft.config.overrides import Override, changes, for_deepspeed, merged, origins
 from ds_tft.config.validation import validate
 from ds_tft.errors import ConfigError
@@ -25,7 +26,6 @@ __all__ = [
     "engine_config",
     "engine_notes",
     "read_deepspeed_settings",
-    "refuse_unavailable",
     "resolve_batch",
 ]
 
@@ -64,7 +64,11 @@ def default_deepspeed_json() -> dict[str, Any]:
 
 
 def read_deepspeed_settings(
-    path: str | None, overrides: Sequence[str] = (), *, use_checkpointing: bool = False
+    path: str | None,
+    overrides: Sequence[str] = (),
+    *,
+    use_checkpointing: bool = False,
+    use_int8: bool = False,
 ) -> tuple[DeepSpeedSettings, list[str]]:
     """Reads how the model is to be trained: the file, below the command line.
 
@@ -73,6 +77,8 @@ def read_deepspeed_settings(
         overrides: Arguments of `--set`; those that start with `deepspeed.` count here.
         use_checkpointing: Whether `--use-gradient-checkpointing` is given: blocks are recomputed, the default
             ones where the file names none.
+        use_int8: Whether `--use-int8` is given: weights and inputs of all modules become INT8, unless
+            `compression_training` says what does.
 
     Returns:
         The settings, and one line for each value that the command line changed.
@@ -88,9 +94,11 @@ def read_deepspeed_settings(
     if use_checkpointing and _names_no_blocks(complete):
         given.append(Override(("ds_tft", "recompute"), "default", "--use-gradient-checkpointing"))
         complete = merged(raw, given)
+    if use_int8 and complete.get("compression_training") is None:
+        given.append(Override(("compression_training",), everything(), "--use-int8"))
+        complete = merged(raw, given)
     refuse_known(complete, where, origins(given))
     settings = validate(DeepSpeedSettings, complete, where, origins(given))
-    refuse_unavailable(settings, where)
     return settings, changes(DeepSpeedSettings, raw, given, where)
 
 
@@ -98,22 +106,6 @@ def _names_no_blocks(raw: Any) -> bool:
     """Whether a JSON leaves open which blocks are recomputed."""
     product = raw.get("ds_tft") if isinstance(raw, dict) else None
     return product is None or (isinstance(product, dict) and product.get("recompute") is None)
-
-
-def refuse_unavailable(settings: DeepSpeedSettings, where: str) -> None:
-    """Refuses settings whose feature does not exist yet, rather than train without it.
-
-    Raises:
-        ConfigError: Names the setting.
-    """
-    for name, value in _unavailable(settings):
-        raise ConfigError(f"{where}: {name}: not available yet, got {shortened(value)}; remove it")
-
-
-def _unavailable(settings: DeepSpeedSettings) -> Iterator[tuple[str, Any]]:
-    """Settings that ask for a feature that does not exist yet."""
-    if settings.compression_training:
-        yield "compression_training", settings.compression_training
 
 
 def check_machine(
@@ -133,7 +125,9 @@ def check_machine(
     """
     if settings.fp16.enabled and not has_cuda:
         raise ConfigError("fp16.enabled: true needs a GPU, and none was found; use bf16, or neither")
-    if isinstance(settings.optimizer, OptimizerSGD) or settings.optimizer.params.torch_adam:
+    if isinstance(settings.optimizer, OptimizerSGD | OptimizerAdamW8bit):
+        return
+    if settings.optimizer.params.torch_adam:
         return
     on_gpu = has_cuda and not settings.zero_optimization.offloads
     operation = "CPUAdam" if settings.zero_optimization.offloads else "FusedAdam"

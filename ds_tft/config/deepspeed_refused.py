@@ -25,7 +25,12 @@ MONITOR = "the run writes TensorBoard events and a metrics file; remove it"
 ONE_PIECE = "the model runs in one piece; remove it"
 UNNEEDED = "it makes no difference to this model; remove it"
 OTHER = "use AdamW, Adam or SGD"
+PRUNING = "zeros save neither memory nor time here; use weight_quantization"
+TO_THE_END = "what is quantised stays so to the end; remove it"
+SYMMETRIC = "a zero point was measured to gain nothing; use symmetric"
 
+WEIGHTS: Path = ("compression_training", "weight_quantization", "shared_parameters")
+ACTIVATIONS: Path = ("compression_training", "activation_quantization", "shared_parameters")
 TOP_LEVEL: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -101,6 +106,14 @@ SECTIONS: Mapping[Path, Mapping[str, str]] = MappingProxyType(
             "check_grad_overflow": "non-finite gradients are always checked; remove it",
             "immediate_grad_update": UNNEEDED,
         },
+        ("compression_training",): {
+            **dict.fromkeys(("sparse_pruning", "row_pruning"), PRUNING),
+            "head_pruning": "heads are few from the start; use model.num_heads in the run JSON",
+            "channel_pruning": "it prunes convolutions, and the model has none; remove it",
+            "layer_reduction": "it takes layers out of a deep model; use model.lstm_layers in the run JSON",
+        },
+        WEIGHTS: {"schedule_offset_end": TO_THE_END},
+        ACTIVATIONS: {"schedule_offset_end": TO_THE_END},
     }
 )
 # Names are compared without regard to case, as DeepSpeed does.
@@ -122,6 +135,14 @@ NAMES: Mapping[Path, Mapping[str, str]] = MappingProxyType(
             "lrrangetest": "it raises the rate without end; compare rates by short runs",
         },
         ("zero_optimization", "offload_optimizer", "device"): {"nvme": "use cpu"},
+        (*WEIGHTS, "quantization_type"): {"asymmetric": SYMMETRIC},
+        (*WEIGHTS, "rounding"): {
+            "stochastic": "a recomputed block would round in another way than before; use nearest"
+        },
+        (*ACTIVATIONS, "quantization_type"): {"asymmetric": SYMMETRIC},
+        (*ACTIVATIONS, "range_calibration"): {
+            "dynamic": "ranges are measured once and stay, as the INT8 model needs them; use static"
+        },
     }
 )
 
@@ -153,7 +174,7 @@ def _keys(raw: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Optimizers, schedulers and devices that are refused."""
+    """Optimizers, schedulers, devices and ways to quantise that are refused."""
     for path, reasons in NAMES.items():
         name = _at(raw, path)
         if isinstance(name, str) and name.lower() in reasons:

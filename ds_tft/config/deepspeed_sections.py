@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from ds_tft.config.compression import CompressionTraining
+from ds_tft.config.int8 import Int8Settings
 from ds_tft.config.optimizer_sections import Optimizer, OptimizerAdamW, OptimizerSGD, Scheduler
 from ds_tft.config.run import Count, Section
 
@@ -124,6 +126,7 @@ class ProductSettings(Section):
     """Updates between two that are traced, with memory by phase and block; `null` traces the first ones only."""
     trace_snapshot: bool = False
     """Write the CUDA allocator's history of a traced update to the run folder."""
+    int8: Int8Settings = Int8Settings()
 
     @model_validator(mode="after")
     def _check(self) -> ProductSettings:
@@ -154,8 +157,9 @@ class DeepSpeedSettings(Section):
     zero_allow_untested_optimizer: bool | None = None
     """Lets ZeRO work with SGD; `null` allows it where it is needed."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing()
-    compression_training: dict[str, Any] = {}
-    """INT8 training, with the keys that DeepSpeed had up to 0.19.6; executed by this package."""
+    compression_training: CompressionTraining | None = None
+    """INT8 training, with the keys that DeepSpeed had up to 0.19.6; carried out by this package. `null` does none
+    unless `--use-int8` asks for it."""
     tensorboard: TensorBoard = TensorBoard()
     steps_per_print: Count | None = None
     """Updates between DeepSpeed's own log lines, which also need `log_level` `info`; `null` prints none."""
@@ -182,10 +186,24 @@ class DeepSpeedSettings(Section):
         asked = section.cpu_checkpointing or section.synchronize_checkpoint_boundary or section.profile
         return asked or self.ds_tft.recompute is not None
 
+    @property
+    def quantises(self) -> bool:
+        """Whether training goes on to an INT8 model."""
+        return self.compression_training is not None
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out settings of INT8 that have no effect: read again, they would be refused."""
+        values: dict[str, Any] = handler(self)
+        if not self.quantises:
+            values.get("ds_tft", {}).pop("int8", None)
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> DeepSpeedSettings:
         self._check_precision()
         self._check_rates()
+        self._check_int8()
         if self.zero_optimization.stage == 3 and self.ds_tft.streaming:
             raise ValueError(
                 "zero_optimization.stage 3 gathers weights for plain modules only; "
@@ -203,6 +221,25 @@ class DeepSpeedSettings(Section):
                 f"zero_allow_untested_optimizer is false, and SGD in stage {stage} needs it; leave it out"
             )
         return self
+
+    def _check_int8(self) -> None:
+        """Refuses INT8 where it cannot be carried out, and its settings where there is none."""
+        if not self.quantises:
+            if "int8" in self.ds_tft.model_fields_set:
+                raise ValueError(
+                    "ds_tft.int8 has no effect without compression_training; give --use-int8, or leave it out"
+                )
+            return
+        if self.zero_optimization.stage == 3:
+            raise ValueError(
+                "compression_training needs whole weights to quantise, and zero_optimization.stage 3 partitions "
+                "them; use stage 2"
+            )
+        if not self.ds_tft.streaming:
+            raise ValueError(
+                "compression_training quantises the streaming form of the variable selection, and ds_tft.streaming "
+                "is false; leave it out"
+            )
 
     def _check_kept(self) -> None:
         """Refuses two ways to keep the inputs of blocks, or one where nothing is recomputed."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
-from ds_tft.config.optimizer_sections import OptimizerSGD
+from ds_tft.config.optimizer_sections import OptimizerAdamW8bit, OptimizerSGD
+from ds_tft.errors import ConfigError
 
 # 20 MB of fp32, near the 25 MiB at which torch's own data parallelism reduces. DeepSpeed's default of 5e8
 # elements allocates 2 GB for a model of any size.
@@ -28,8 +29,13 @@ def engine_config(
         num_parameters: Parameters of the model.
 
     Returns:
-        A complete configuration; sections that this package carries out itself are left out.
+        A complete configuration; sections that this package carries out itself are left out. An optimizer that
+        DeepSpeed does not have is named in it all the same: `build_engine` makes it.
+
+    Raises:
+        ConfigError: The optimizer does not work with these settings of ZeRO.
     """
+    _check_optimizer(settings)
     config: dict[str, Any] = {
         "train_batch_size": batch.global_batch,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
@@ -47,7 +53,8 @@ def engine_config(
         config["bf16"] = settings.bf16.model_dump()
     if settings.scheduler is not None:
         config["scheduler"] = _scheduler(settings, total_steps)
-    if isinstance(settings.optimizer, OptimizerSGD) or settings.zero_allow_untested_optimizer:
+    untested = isinstance(settings.optimizer, OptimizerSGD | OptimizerAdamW8bit)
+    if untested or settings.zero_allow_untested_optimizer:
         config["zero_allow_untested_optimizer"] = True
     level = log_level(settings)
     if level is not None:
@@ -83,6 +90,17 @@ def auto_bucket(num_parameters: int) -> int:
     DeepSpeed wants an even number; a gradient larger than the bucket is reduced in its own place.
     """
     return max(2, min(LARGEST_AUTO_BUCKET, num_parameters // 2 * 2))
+
+
+def _check_optimizer(settings: DeepSpeedSettings) -> None:
+    """Refuses 8-bit Adam where ZeRO would not carry it out."""
+    if not isinstance(settings.optimizer, OptimizerAdamW8bit):
+        return
+    zero = settings.zero_optimization
+    try:
+        settings.optimizer.check_zero(zero.stage, zero.offloads, settings.zero_allow_untested_optimizer)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _zero(settings: DeepSpeedSettings, num_parameters: int) -> dict[str, Any]:

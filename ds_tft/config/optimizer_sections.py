@@ -65,6 +65,19 @@ class SGDParams(Section):
         return self
 
 
+class AdamW8bitParams(Section):
+    """Parameters of AdamW with 8-bit states, in bitsandbytes."""
+
+    lr: Rate = 1e-3
+    """Learning rate; with a scheduler, the highest one."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Rate = 1e-2
+    min_8bit_size: Count = 4096
+    """Elements from which on a tensor has 8-bit states; smaller ones have fp32. With ZeRO all weights of a
+    process are one tensor."""
+
+
 class OptimizerAdamW(Section):
     """Adam with decoupled weight decay."""
 
@@ -86,7 +99,41 @@ class OptimizerSGD(Section):
     params: SGDParams = SGDParams()
 
 
-Optimizer = Annotated[OptimizerAdamW | OptimizerAdam | OptimizerSGD, Field(discriminator="type")]
+class OptimizerAdamW8bit(Section):
+    """AdamW whose states take 2 bytes per parameter instead of 8. Needs bitsandbytes."""
+
+    type: Literal["AdamW8bit"] = "AdamW8bit"
+    params: AdamW8bitParams = AdamW8bitParams()
+
+    def check_zero(self, stage: int, offloads: bool, allows_untested: bool | None) -> None:
+        """Refuses what this optimizer does not do with ZeRO.
+
+        Args:
+            stage: `zero_optimization.stage`.
+            offloads: Whether the optimizer is to work on the CPU.
+            allows_untested: `zero_allow_untested_optimizer`.
+
+        Raises:
+            ValueError: Names the setting and what to write.
+        """
+        if stage == 3:
+            raise ValueError(
+                "optimizer.type AdamW8bit works in zero_optimization.stage 0 to 2, got 3; use stage 2, or AdamW"
+            )
+        if offloads:
+            raise ValueError(
+                "optimizer.type AdamW8bit keeps its states on the device, got offload_optimizer.device 'cpu'; "
+                "leave offload_optimizer out, or use AdamW"
+            )
+        if stage and allows_untested is False:
+            raise ValueError(
+                f"zero_allow_untested_optimizer is false, and AdamW8bit in stage {stage} needs it; leave it out"
+            )
+
+
+Optimizer = Annotated[
+    OptimizerAdamW | OptimizerAdam | OptimizerSGD | OptimizerAdamW8bit, Field(discriminator="type")
+]
 
 
 class WarmupParams(Section):

@@ -21,7 +21,7 @@ CalendarFeature = Literal[
 ]
 
 
-def _one_or_many(value: object) -> object:
+def one_or_many(value: object) -> object:
     """Lets a JSON say `"close"` where `["close"]` is meant."""
     if isinstance(value, str):
         return (value,)
@@ -29,7 +29,7 @@ def _one_or_many(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+Names = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
 Count = Annotated[int, Field(ge=1)]
 
 

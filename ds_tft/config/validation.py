@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined, to_jsonable_python
@@ -16,6 +16,8 @@ from ds_tft.errors import ConfigError, suggestion
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
+A_NAME = "NAME"
+"""Stands in paths for a name that the author of the JSON chooses."""
 NOWHERE_ELSE: Mapping[Path, str] = MappingProxyType({})
 
 
@@ -58,11 +60,15 @@ def located(path: Path, message: str, where: str, origins: Mapping[Path, str] = 
 
 def section_at(model: type[BaseModel], raw: Any, path: Path) -> type[BaseModel] | None:
     """Finds the section that `path` leads to; `None` where a single value or free-form JSON is."""
-    for step in path:
+    steps = iter(path)
+    for step in steps:
         if not isinstance(step, str) or step not in model.model_fields:
             return None
-        raw = raw.get(step) if isinstance(raw, dict) else None
-        chosen = _choose(list(_sections(model.model_fields[step].annotation)), raw)
+        annotation = model.model_fields[step].annotation
+        raw = _member(raw, step)
+        if _has_names(annotation):
+            raw = _member(raw, next(steps, None))
+        chosen = _choose(list(_sections(annotation)), raw)
         if chosen is None:
             return None
         model = chosen
@@ -84,6 +90,16 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
         return
     for part in getattr(annotation, "__args__", ()):
         yield from _sections(part)
+
+
+def _has_names(annotation: Any) -> bool:
+    """Whether a field holds sections under names of the author's."""
+    return get_origin(annotation) is dict
+
+
+def _member(raw: Any, step: str | int | None) -> Any:
+    """A member of a JSON object, or `None`."""
+    return raw.get(step) if isinstance(raw, dict) else None
 
 
 def _choose(sections: Sequence[type[BaseModel]], raw: Any) -> type[BaseModel] | None:
@@ -197,4 +213,5 @@ def _all_sections(model: type[BaseModel], place: Path = ()) -> Iterator[tuple[Pa
     yield place, model
     for name, field in model.model_fields.items():
         for section in _sections(field.annotation):
-            yield from _all_sections(section, (*place, name))
+            names = (A_NAME,) if _has_names(field.annotation) else ()
+            yield from _all_sections(section, (*place, name, *names))

@@ -13,9 +13,9 @@ from ds_tft.data.parquet import ParquetSource
 from ds_tft.data.preprocessor import Layout, Preprocessor
 from ds_tft.errors import ConfigError
 from ds_tft.export import LoadedModel, ModelDescription
+from ds_tft.forecast.forecasting_form import forecasting_form
 from ds_tft.forecast.metrics import level_name
 from ds_tft.formatting import format_number
-from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
 
 
@@ -24,7 +24,7 @@ class ModelData:
     """What every use of a trained model on a file needs."""
 
     model: TemporalFusionTransformer
-    """On the device that forecasts, in evaluation mode."""
+    """On the device that forecasts, in the form that does it fastest, in evaluation mode."""
     description: ModelDescription
     data: ForecastData
     builder: BatchBuilder
@@ -50,7 +50,7 @@ class ModelData:
         quality = "" if loss is None else f", validation loss {format_number(loss)} in scaled units"
         levels = ", ".join(level_name(level).upper() for level in size.quantiles)
         return [
-            ("Model", f"{path}: step {description.step:,}{quality}"),
+            ("Model", f"{path}: step {description.step:,}{quality}{_int8(description)}"),
             ("Forecast", f"{levels} of {', '.join(self.layout.roles.target)}, {size.horizon} steps ahead"),
             ("Data", f"{self.data.num_rows:,} rows, {len(self.data.table.series_keys):,} series"),
         ]
@@ -73,8 +73,7 @@ def prepare_model_data(loaded: LoadedModel, source: ParquetSource, *, beyond_end
     """
     preprocessor = loaded.description.preprocessor
     horizon = preprocessor.window.horizon if beyond_end else 0
-    model = loaded.model.to(forecast_device())
-    stream_variable_selection(model)
+    model = forecasting_form(loaded.model.to(forecast_device()))
     data = prepare_forecast(source, _without_weight(preprocessor) if beyond_end else preprocessor, horizon)
     return ModelData(
         model=model,
@@ -82,6 +81,11 @@ def prepare_model_data(loaded: LoadedModel, source: ParquetSource, *, beyond_end
         data=data,
         builder=BatchBuilder(data.table, preprocessor.window, preprocessor.target_scaler),
     )
+
+
+def _int8(description: ModelDescription) -> str:
+    """Says that a model is an INT8 one."""
+    return "" if description.int8 is None else f", {description.int8.line}"
 
 
 def forecast_device() -> torch.device:

@@ -20,6 +20,16 @@ MOST_LEVELS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Another form of the same model."""
+
+    name: str
+    errors: ErrorReport
+    """Over the same windows."""
+    scaled: ScaledReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
     """Errors over the windows of one period."""
 
@@ -30,6 +40,7 @@ class Scores:
     baselines: tuple[tuple[str, ErrorReport], ...] = ()
     """Name and errors over the same windows."""
     scaled: ScaledComparison | None = None
+    variants: tuple[Variant, ...] = ()
 
 
 def score_blocks(scores: Scores, plain: bool) -> Iterator[RenderableType]:
@@ -65,8 +76,11 @@ def _level_table(scores: Scores, target: int, measure: str, plain: bool) -> Tabl
     return _comparison(
         measure,
         [*names, "mean"],
-        figures(scores.model),
-        [(name, figures(report)) for name, report in scores.baselines],
+        _Figures(
+            own=figures(scores.model),
+            variants=[(variant.name, figures(variant.errors)) for variant in scores.variants],
+            baselines=[(name, figures(report)) for name, report in scores.baselines],
+        ),
         plain,
     )
 
@@ -84,30 +98,36 @@ def _median_table(scores: Scores, target: int, plain: bool) -> Table:
     return _comparison(
         "error",
         ["MAE", "RMSE", *(() if scaled is None else ("MASE", "SQL"))],
-        figures(scores.model, None if scaled is None else scaled.model),
-        [(name, figures(report, of_baselines.get(name))) for name, report in scores.baselines],
+        _Figures(
+            own=figures(scores.model, None if scaled is None else scaled.model),
+            variants=[(variant.name, figures(variant.errors, variant.scaled)) for variant in scores.variants],
+            baselines=[(name, figures(report, of_baselines.get(name))) for name, report in scores.baselines],
+        ),
         plain,
     )
 
 
-def _comparison(
-    measure: str,
-    headings: list[str],
-    own: list[float],
-    others: list[tuple[str, list[float]]],
-    plain: bool,
-) -> Table:
-    """The model, the baselines, and the model against the best baseline of each column."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Figures:
+    """The rows of a table."""
+
+    own: list[float]
+    variants: list[tuple[str, list[float]]]
+    baselines: list[tuple[str, list[float]]]
+
+
+def _comparison(measure: str, headings: list[str], figures: _Figures, plain: bool) -> Table:
+    """The model in its forms, the baselines, and the model against the best baseline of each column."""
     table = figures_table(plain)
     table.add_column(measure)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("this model", *map(format_number, own), style="bold")
-    for name, figures in others:
-        table.add_row(name, *map(format_number, figures))
-    if others:
-        best = [_smallest(column) for column in zip(*(figures for _, figures in others), strict=True)]
-        ratios = [mine / other if other else math.nan for mine, other in zip(own, best, strict=True)]
+    table.add_row("this model", *map(format_number, figures.own), style="bold")
+    for name, row in (*figures.variants, *figures.baselines):
+        table.add_row(name, *map(format_number, row))
+    if figures.baselines:
+        best = [_smallest(column) for column in zip(*(row for _, row in figures.baselines), strict=True)]
+        ratios = [mine / other if other else math.nan for mine, other in zip(figures.own, best, strict=True)]
         table.add_row("model / best baseline", *map(format_number, ratios), style="bold")
     return table
 

@@ -11,8 +11,23 @@ from rich.text import Text
 from ds_tft.forecast.evaluate import ScaledComparison
 from ds_tft.forecast.metrics import ErrorReport
 from ds_tft.forecast.report import facts_table, note_facts, print_report
-from ds_tft.forecast.score_tables import Scores, score_blocks
+from ds_tft.forecast.scaled_errors import ScaledReport
+from ds_tft.forecast.score_tables import Scores, Variant, score_blocks
 from ds_tft.formatting import format_bytes, format_number, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Int8Summary:
+    """The INT8 model of a run."""
+
+    folder: str
+    line: str
+    """What it is, in a few words."""
+    bytes: int
+    model: ErrorReport | None
+    """Errors over the test period; `None` where it has no windows."""
+    scaled: ScaledReport | None
+    """The same in units of the seasonal naive forecast; `None` where the time step has no season."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +60,8 @@ class RunSummary:
     """Name and errors over the same windows."""
     scaled: ScaledComparison | None = None
     """SQL and MASE over the same windows; `None` where the time step has no season."""
+    int8: Int8Summary | None = None
+    """`None` where the settings ask for none."""
     run_folder: str
     next_commands: tuple[str, ...] = ()
 
@@ -68,6 +85,7 @@ def _blocks(summary: RunSummary, plain: bool) -> Iterator[RenderableType]:
             model=summary.model,
             baselines=summary.baselines,
             scaled=summary.scaled,
+            variants=_variants(summary.int8),
         )
         yield from score_blocks(scores, plain)
     if summary.next_commands:
@@ -96,8 +114,25 @@ def _facts(summary: RunSummary) -> list[tuple[str, str]]:
             f"{format_number(summary.windows_per_second)} windows/s",
         ),
         ("Peak memory", memory),
+        *_int8_facts(summary),
         ("Run folder", summary.run_folder),
     ]
+
+
+def _variants(int8: Int8Summary | None) -> tuple[Variant, ...]:
+    """The INT8 model, to be shown beside that in floating point."""
+    if int8 is None or int8.model is None:
+        return ()
+    return (Variant(name="INT8 model", errors=int8.model, scaled=int8.scaled),)
+
+
+def _int8_facts(summary: RunSummary) -> list[tuple[str, str]]:
+    """What the INT8 model is."""
+    int8 = summary.int8
+    if int8 is None:
+        return []
+    share = int8.bytes / summary.parameter_bytes
+    return [("INT8 model", f"{int8.line}, {format_bytes(int8.bytes)}, {share:.3f} of fp32, in {int8.folder}")]
 
 
 def _resumed(summary: RunSummary) -> str:

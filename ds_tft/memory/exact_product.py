@@ -1,8 +1,9 @@
 """Products of whole numbers of 8 bits, exact in floating point.
 
 float32 holds whole numbers up to 2**24 exactly, so a sum of products of 8-bit codes is exact, in whatever order it
-is taken, as long as it has no more than `LONGEST_SUM` terms. Longer ones are cut. A matrix product in float32 is then
-INT8 arithmetic at the speed of float32, also with the shortened mantissa of TF32, which holds codes exactly.
+is taken, as long as it has no more than `LONGEST_SUM` terms. Longer ones are cut into parts that are; where the whole
+passes 2**24, adding a part rounds it, always in the same way. A matrix product in float32 is then INT8 arithmetic at
+the speed of float32, also with the shortened mantissa of TF32, which holds codes exactly.
 
 Letters: C variables of a chunk, R rows (batch x time), I input size, O output size.
 """
@@ -38,8 +39,9 @@ def exact_mm(inputs: Tensor, weights: Tensor) -> Tensor:
         inputs: Codes, shape (R, I) float32.
         weights: Codes, shape (O, I) float32.
     """
-    total = inputs[:, :LONGEST_SUM] @ weights[:, :LONGEST_SUM].t()
-    for start in range(LONGEST_SUM, inputs.shape[-1], LONGEST_SUM):
-        part = slice(start, start + LONGEST_SUM)
-        total += inputs[:, part] @ weights[:, part].t()
+    with torch.autocast(inputs.device.type, enabled=False):  # half precision does not hold the sums
+        total = inputs[:, :LONGEST_SUM] @ weights[:, :LONGEST_SUM].t()
+        for start in range(LONGEST_SUM, inputs.shape[-1], LONGEST_SUM):
+            part = slice(start, start + LONGEST_SUM)
+            total += inputs[:, part] @ weights[:, part].t()
     return total

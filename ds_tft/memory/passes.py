@@ -1,6 +1,7 @@
 """The memory passes that the DeepSpeed JSON asks for, attached to a model in their order.
 
 Streaming first, then recomputation, which takes over what streams. Both attach from outside and rename nothing.
+Quantisation (`ds_tft/quantization`) attaches between them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ def attach_passes(model: nn.Module, settings: DeepSpeedSettings, device: torch.d
     Raises:
         ConfigError: A pass cannot be carried out as asked for.
     """
-    blocks = recompute_settings(settings, device)
     return MemoryPasses(
         streaming=attach_streaming(model, settings, device),
-        recompute=None if blocks is None else attach_recompute(model, blocks),
+        recompute=attach_blocks(model, settings, device),
     )
 
 
@@ -62,6 +62,14 @@ def attach_streaming(
     if not settings.ds_tft.streaming:
         return None
     return stream_variable_selection(model, streaming_settings(settings.ds_tft, device), device)
+
+
+def attach_blocks(
+    model: nn.Module, settings: DeepSpeedSettings, device: torch.device
+) -> RecomputeReport | None:
+    """Attaches the second pass alone; returns `None` where the settings recompute nothing."""
+    blocks = recompute_settings(settings, device)
+    return None if blocks is None else attach_recompute(model, blocks)
 
 
 def streaming_settings(product: ProductSettings, device: torch.device) -> StreamingSettings:

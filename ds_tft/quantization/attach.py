@@ -6,7 +6,7 @@ fake quantisation on and off, and turns the weights into stored codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_tft.errors import ConfigError
+from ds_tft.errors import ConfigError, suggestion
 from ds_tft.memory.quantiser import CHILD
 from ds_tft.memory.streaming import is_streamed
+from ds_tft.model.fold import is_folded
 from ds_tft.model.folded import CollapsedLinear, FoldedSelection
 from ds_tft.quantization.codes import weight_codes, weight_scale
 from ds_tft.quantization.forwards import collapsed_forward, linear_forward, lstm_forward
@@ -60,18 +61,39 @@ class Quantisation:
         self.switch = switch
         self.sites = sites
         self.quantisers = quantisers
+        self._is_stored = False
 
     def turn(self, *, weights: bool, inputs: bool) -> None:
-        """Switches fake quantisation."""
+        """Switches fake quantisation.
+
+        Raises:
+            ConfigError: The weights are stored as codes.
+        """
+        self._check_floating()
         self.switch.weights, self.switch.inputs = weights, inputs
 
     @torch.no_grad()
     def store(self) -> None:
-        """Replaces the weights by their codes, for good: the model can forecast and no longer learn."""
-        for site in self.sites:
-            if site.name in self.quantisers:
-                _store(site, self.quantisers[site.name])
+        """Replaces the weights by their codes, for good: the model can forecast and no longer learn.
+
+        Raises:
+            ConfigError: They are stored already, or are not in float32.
+        """
         self.turn(weights=True, inputs=True)
+        sites = [site for site in self.sites if site.name in self.quantisers]
+        for site in sites:
+            _check_float32(site)
+        for site in sites:
+            _store(site, self.quantisers[site.name])
+        self._is_stored = True
+
+    def _check_floating(self) -> None:
+        """Refuses what needs weights in floating point."""
+        if self._is_stored:
+            raise ConfigError(
+                f"int8: the weights are stored for good, got {len(self.quantisers)} modules of codes; "
+                "build the folded model again to switch or store it"
+            )
 
 
 def attach_quantisation(model: nn.Module, covered: Covered) -> Quantisation:
@@ -82,8 +104,12 @@ def attach_quantisation(model: nn.Module, covered: Covered) -> Quantisation:
         covered: Which modules.
 
     Raises:
-        ConfigError: The model does not stream, or is quantised already.
+        ConfigError: The model is not in that form, is quantised already, or has no module of a name.
     """
+    if not is_folded(model):
+        raise ConfigError(
+            f"int8: runs in the folded form, got a {type(model).__name__} that is not in it; fold it first"
+        )
     sites = find_sites(model)
     if any(CHILD in site.module._modules for site in sites):
         raise ConfigError(
@@ -94,9 +120,24 @@ def attach_quantisation(model: nn.Module, covered: Covered) -> Quantisation:
         raise ConfigError(
             f"int8: runs in the streaming form, got '{plain[0]}' that does not stream; stream it first"
         )
+    _check_names(covered, [site.name for site in sites])
     switch = Switch()
     chosen = [site for site in sites if site.name in covered.weights]
     return Quantisation(switch, sites, {site.name: _attach(site, switch, covered) for site in chosen})
+
+
+def _check_names(covered: Covered, names: Sequence[str]) -> None:
+    """Refuses names that are not those of modules to quantise."""
+    for name in sorted(covered.weights | covered.inputs):
+        if name not in names:
+            raise ConfigError(
+                f"int8: the model has no such module to quantise, got '{name}'; {suggestion(name, names)}"
+            )
+        if name not in covered.weights:
+            raise ConfigError(
+                f"int8: inputs are quantised where weights are, got '{name}' for its inputs alone; "
+                "quantise its weights too"
+            )
 
 
 def _is_plain_selection(module: nn.Module) -> bool:
@@ -127,10 +168,21 @@ def _device(site: Site) -> torch.device:
     return device
 
 
+def _check_float32(site: Site) -> None:
+    """Refuses weights whose codes would not be those of training."""
+    for name in site.summed:
+        dtype = getattr(site.module, name).dtype
+        if dtype != torch.float32:
+            raise ConfigError(
+                f"int8: weights are stored from float32, got '{site.name}.{name}' in {dtype}; "
+                "convert the model with .float() first"
+            )
+
+
 def _store(site: Site, quantiser: LayerQuantiser) -> None:
     """Replaces the weights of one module."""
     for name, dim in site.summed.items():
-        weight = getattr(site.module, name).float()
+        weight = getattr(site.module, name)
         if quantiser.step_per_input and name == "weight" and quantiser.num_steps:
             weight = weight * quantiser.input_step.unsqueeze(1)
         scale = weight_scale(weight, dim)
@@ -138,8 +190,3 @@ def _store(site: Site, quantiser: LayerQuantiser) -> None:
         del site.module._parameters[name]
         site.module.register_buffer(name, codes)
         quantiser.store(name, scale)
-
-
-def names_of(sites: Iterable[Site]) -> tuple[str, ...]:
-    """Returns the names of sites."""
-    return tuple(site.name for site in sites)

@@ -64,13 +64,13 @@ class _QuantisedWeight(torch.autograd.Function):
     """Straight through: no weight is clipped, and the scale counts as constant."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, dim: int) -> Tensor:  # noqa: ARG004
         scale = weight_scale(weight, dim)
         return weight_codes(weight, scale).mul_(scale).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return grad, None
 
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from ds_tft.model.folded import CollapsedLinear, sum_of_rows
-from ds_tft.quantization.codes import fake_quantised_inputs, fake_quantised_weight
+from ds_tft.quantization.codes import fake_quantised_inputs
 from ds_tft.quantization.integer_linear import integer_linear, stored_linear
 from ds_tft.quantization.layer import LayerQuantiser
+from ds_tft.quantization.rounded_linear import rounded_linear
 
 State = tuple[Tensor, Tensor]
 
@@ -32,7 +33,7 @@ def collapsed_forward(
     if module.weight.shape[0]:
         result = _linear(reals, _with_steps(module.weight, quantiser).t(), module.bias, quantiser)
     else:
-        result = module.bias.expand(*reals.shape[:-1], -1)
+        result = F.linear(reals, module.weight.t(), module.bias)  # no reals: the bias
     if module.table is None:
         return result
     return result + sum_of_rows(quantiser.table("table", module.table), rows)
@@ -89,7 +90,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantiser: LayerQuan
         return F.linear(x, weight, bias)
     if quantiser.quantises_inputs:
         return integer_linear(x, weight, bias, quantiser.steps)
-    return F.linear(x, fake_quantised_weight(weight, 1), bias)
+    return rounded_linear(x, weight, bias)
 
 
 def _with_steps(weight: Tensor, quantiser: LayerQuantiser) -> Tensor:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -16,7 +17,12 @@ import torch
 import torch.distributed
 from torch import nn
 
+from ds_tft.training.adam8bit import ADAMW_8BIT, make_adamw_8bit
 from ds_tft.training.environment import ProcessPlace
+
+# Given at every start: that the schedule has not started yet, and that DeepSpeed's authors have not tried the
+# optimizer. Those that this package lets through to ZeRO are tested with it.
+HIDDEN_WARNINGS = ("before it has started", "ZeRO with an untested optimizer")
 
 
 def choose_device(place: ProcessPlace) -> torch.device:
@@ -75,16 +81,27 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
 
     Args:
         model: The model, in fp32 on the CPU; the engine moves and casts it.
-        config: A complete DeepSpeed configuration with every `auto` resolved.
+        config: A complete DeepSpeed configuration with every `auto` resolved. Its optimizer may be 8-bit Adam,
+            which DeepSpeed does not have: it is made here.
 
     Returns:
         The `DeepSpeedEngine`, its schedule corrected so that the first step has the schedule's first rate.
+
+    Raises:
+        ConfigError: The optimizer needs a package that is missing, or that does not work on the device.
     """
     import deepspeed
 
-    with _without_schedule_warning():
+    make_optimizer, section = None, config.get("optimizer", {})
+    if section.get("type") == ADAMW_8BIT:
+        make_optimizer = partial(make_adamw_8bit, section["params"])
+        config = {name: value for name, value in config.items() if name != "optimizer"}
+    with _without_warnings():
         engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=list(model.parameters()), config=config
+            model=model,
+            optimizer=make_optimizer,
+            model_parameters=list(model.parameters()),
+            config=config,
         )
         if engine.lr_scheduler is not None and hasattr(engine.lr_scheduler, "warmup_num_steps"):
             # DeepSpeed's warm-up schedules spend their first two steps at the lowest rate, usually 0: one for
@@ -146,12 +163,12 @@ def _do_nothing() -> None:
 
 
 @contextmanager
-def _without_schedule_warning() -> Iterator[None]:
-    """Hides one DeepSpeed warning, given at every start: that the schedule has not started yet."""
+def _without_warnings() -> Iterator[None]:
+    """Hides the DeepSpeed warnings that are given at every start."""
     logger = logging.getLogger("DeepSpeed")
 
     def keep(record: logging.LogRecord) -> bool:
-        return "before it has started" not in record.getMessage()
+        return not any(words in record.getMessage() for words in HIDDEN_WARNINGS)
 
     logger.addFilter(keep)
     try:

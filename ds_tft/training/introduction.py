@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import ds_tft
-from ds_tft.data.infer import InferredRoles, roles_table
+from ds_tft.data.infer import roles_table
+from ds_tft.data.schema import Roles
 from ds_tft.model.tft import TemporalFusionTransformer, parameter_table
 from ds_tft.training.log import RunLog
 from ds_tft.training.setup import RunSetup
@@ -14,8 +15,16 @@ from ds_tft.training.setup import RunSetup
 def introduce(log: RunLog, setup: RunSetup) -> None:
     """Says what was read, in which roles, and what was done to it."""
     log.say(f"ds_tft {ds_tft.__version__}: {setup.source.path}")
-    log.console.print(roles_table(setup.inferred))
-    for line in (*setup.changes, *setup.inferred.notes, *setup.data.lines, *_known_hint(setup.inferred)):
+    inferred = setup.inferred
+    if inferred is not None:
+        log.console.print(roles_table(inferred))
+    notes = () if inferred is None else inferred.notes
+    for line in (
+        *setup.changes,
+        *notes,
+        *setup.data.lines,
+        *_known_hint(setup.data.preprocessor.layout.roles),
+    ):
         log.say(line)
 
 
@@ -40,9 +49,9 @@ def device_name(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def _known_hint(inferred: InferredRoles) -> tuple[str, ...]:
+def _known_hint(roles: Roles) -> tuple[str, ...]:
     """Says that no column is known in advance, which is never inferred."""
-    if inferred.roles.known_reals or inferred.roles.known_categories:
+    if roles.known_reals or roles.known_categories:
         return ()
     return (
         "known in advance: no column of the file; name those that are in data.known_reals or known_categories",

@@ -36,7 +36,8 @@ class RunSetup:
     batch: BatchSizes
     device: torch.device
     source: ParquetSource
-    inferred: InferredRoles
+    inferred: InferredRoles | None
+    """How the columns got their roles; `None` where they have those of a trained model."""
     data: TrainingData
     changes: tuple[str, ...]
     """One line for each value that the command line changed."""
@@ -86,6 +87,7 @@ def set_up(arguments: TrainArguments, place: ProcessPlace) -> RunSetup:
         arguments.deepspeed_config,
         arguments.overrides,
         use_checkpointing=arguments.use_gradient_checkpointing,
+        use_int8=arguments.use_int8,
     )
     batch = resolve_batch(engine_settings, place.world_size, arguments.batch_size)
     device = choose_device(place)

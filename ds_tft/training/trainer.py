@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoin
 from ds_tft.training.engine import whole_weights
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.log import RunLog
+from ds_tft.training.outcome import TrainingOutcome
 from ds_tft.training.recent import Recent, Timing
 from ds_tft.training.scalars import memory_scalars
 from ds_tft.training.state import TrainingState
@@ -62,6 +63,16 @@ class Recorders:
     """Counts what ran again in backward; `None` where nothing does."""
 
 
+class Schedule(Protocol):
+    """What changes in the model itself while it is trained."""
+
+    def before_update(self, step: int) -> None:
+        """Makes the model what it is in the update after `step` of them."""
+
+    def before_validation(self) -> None:
+        """Makes the model what will be exported."""
+
+
 class At(Enum):
     """Where the loop is."""
 
@@ -83,6 +94,7 @@ class Trainer:
         folder: Path,
         place: ProcessPlace,
         recorders: Recorders,
+        schedule: Schedule | None = None,
     ) -> None:
         """Prepares the loop; `train` runs it.
 
@@ -95,6 +107,7 @@ class Trainer:
             folder: The run folder.
             place: This process among those of the run.
             recorders: Log, TensorBoard and meter.
+            schedule: What changes in the model; with one, the model as it starts may be the best.
         """
         self.engine = engine
         self.windows = windows
@@ -104,6 +117,7 @@ class Trainer:
         self.folder = folder
         self.place = place
         self.recorders = recorders
+        self.schedule = schedule
         self.plan = EpochPlan(
             num_windows=len(windows.train),
             global_batch=batch.global_batch,
@@ -125,6 +139,13 @@ class Trainer:
     def total_steps(self) -> int:
         """Updates of the whole run when nothing stops it early."""
         return self.plan.updates_per_epoch * self.settings.epochs
+
+    @property
+    def outcome(self) -> TrainingOutcome:
+        """How far it went, and how fast."""
+        return TrainingOutcome(
+            folder=self.folder, state=self.state, timing=self.timing, first_step=self.first_step
+        )
 
     def lines(self) -> list[str]:
         """Describes what the run learns from and is checked on, for the log."""
@@ -202,6 +223,8 @@ class Trainer:
     def _update(self, micro_batches: list[Batch], windows: NDArray[np.int64]) -> None:
         """One optimizer update over its windows (global batch,); this process has `micro_batches` of them."""
         state, recompute = self.state, self.recorders.recompute
+        if self.schedule is not None:
+            self.schedule.before_update(state.step)
         if recompute is not None:
             recompute.reset()
         used = windows[windows >= 0]
@@ -313,6 +336,8 @@ class Trainer:
 
     def _validate(self) -> None:
         """Validates, keeps the best weights, and decides whether to stop."""
+        if self.schedule is not None:
+            self.schedule.before_validation()
         result = validation_loss(
             self.engine.module,
             self.windows.builder,
@@ -321,7 +346,8 @@ class Trainer:
             self.settings.evaluation_batch_size or self.batch.micro_batch,
             self.place,
         )
-        best = self.state.step > 0 and self.state.record_validation(result.mean)
+        counts = self.state.step > 0 or self.schedule is not None
+        best = counts and self.state.record_validation(result.mean)
         if best:
             with whole_weights(self.engine) as model:
                 if self.place.is_first:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -6,7 +7,9 @@ from ds_tft.config.batch import resolve_batch
 from ds_tft.config.deepspeed import read_deepspeed_settings
 from ds_tft.config.engine_config import auto_bucket, engine_config
 from ds_tft.config.engine_notes import engine_notes
+from ds_tft.errors import ConfigError
 
+ADAM8BIT = 'optimizer={"type":"AdamW8bit"}'
 SGD = 'deepspeed.optimizer={"type":"SGD","params":{"lr":0.1,"momentum":0.9}}'
 
 
@@ -135,6 +138,63 @@ def test_sgd_is_allowed_under_zero():
     assert config["zero_allow_untested_optimizer"] is True
     assert config["optimizer"]["params"]["momentum"] == 0.9
     assert "zero_allow_untested_optimizer" not in build()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_8_bit_adam_is_named_and_allowed_under_zero(stage):
+    config = build(ADAM8BIT, f"zero_optimization.stage={stage}")
+    assert config["zero_allow_untested_optimizer"] is True
+    assert config["optimizer"] == {
+        "type": "AdamW8bit",
+        "params": {
+            "lr": 0.001,
+            "betas": [0.9, 0.999],
+            "eps": 1e-08,
+            "weight_decay": 0.01,
+            "min_8bit_size": 4096,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("zero_optimization.stage=3", "ds_tft.streaming=false"),
+            "optimizer.type AdamW8bit works in zero_optimization.stage 0 to 2, got 3; use stage 2, or AdamW",
+        ),
+        (
+            ("zero_optimization.offload_optimizer.device=cpu",),
+            "optimizer.type AdamW8bit keeps its states on the device, got offload_optimizer.device 'cpu'; leave "
+            "offload_optimizer out, or use AdamW",
+        ),
+        (
+            ("zero_allow_untested_optimizer=false",),
+            "zero_allow_untested_optimizer is false, and AdamW8bit in stage 1 needs it; leave it out",
+        ),
+    ],
+)
+def test_8_bit_adam_is_refused_where_zero_does_not_carry_it_out(overrides, message):
+    with pytest.raises(ConfigError, match=f"{re.escape(message)}$"):
+        build(ADAM8BIT, *overrides)
+
+
+def test_8_bit_adam_without_zero_needs_no_permission():
+    config = build(ADAM8BIT, "zero_allow_untested_optimizer=false", "zero_optimization.stage=0")
+    assert config["optimizer"]["type"] == "AdamW8bit"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("fused=true", "another type has it, this one has: betas, eps, lr, min_8bit_size, weight_decay"),
+        ("min_8bit_size=0", "expected 1 or more, got 0"),
+        ("min_8bit_sice=1", "did you mean 'min_8bit_size'"),
+    ],
+)
+def test_8_bit_adam_takes_what_bitsandbytes_takes_and_no_more(params, message):
+    with pytest.raises(ConfigError, match=message):
+        read(ADAM8BIT, f"optimizer.params.{params}")
 
 
 def test_scheduler_is_optional():

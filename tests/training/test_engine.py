@@ -10,6 +10,7 @@ from torch import nn
 
 from ds_tft.config.batch import resolve_batch
 from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings
+from ds_tft.errors import ConfigError
 from ds_tft.training.engine import build_engine, choose_device, whole_weights
 from ds_tft.training.environment import ProcessPlace
 
@@ -111,16 +112,27 @@ def test_the_norm_is_that_before_clipping(stage, clip):
     assert float(nn.utils.get_total_norm(moved)) == pytest.approx(min(norm, clip or norm), rel=1e-4)
 
 
-def test_one_warning_of_every_start_is_hidden_and_others_are_not(caplog):
+def test_warnings_of_every_start_are_hidden_and_others_are_not(caplog):
     logger = logging.getLogger("DeepSpeed")
     logger.addHandler(caplog.handler)
     try:
-        make()
+        make('optimizer={"type":"SGD"}')
         logger.warning("something else")
     finally:
         logger.removeHandler(caplog.handler)
     assert "before it has started" not in caplog.text
+    assert "untested optimizer" not in caplog.text
     assert "something else" in caplog.text
+
+
+def test_8_bit_adam_without_its_package_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as Python finds a module that is not there
+    with pytest.raises(ConfigError) as caught:
+        make('optimizer={"type":"AdamW8bit"}')
+    assert str(caught.value) == (
+        "optimizer.type: AdamW8bit needs bitsandbytes, got 'import of bitsandbytes halted; None in sys.modules'; "
+        "pip install 'ds_tft[adam8bit]', or use AdamW"
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 3])

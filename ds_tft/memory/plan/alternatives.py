@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
+from ds_tft.config.optimizer_sections import OptimizerAdamW8bit
 from ds_tft.errors import ConfigError
 from ds_tft.memory.plan.fit import predict_if_possible, search_micro_batch
 from ds_tft.memory.plan.memory_plan import MemoryPlan
@@ -134,13 +135,20 @@ def changes_for(settings: DeepSpeedSettings, *, on_cuda: bool, world_size: int =
     found = [given, *(_applied(settings, [step]) for step in first)]
     zero = settings.zero_optimization
     if world_size == 1 and zero.stage and settings.precision == "fp32" and not zero.offloads:
-        step = _Step("ZeRO stage 0", with_stage_0, "none: on one process the update is the same", 0)
-        found.append(_applied(settings, [*first, step]))
+        found.append(_applied(settings, [*first, _stage_0_step(settings)]))
     found += [_applied(settings, [*first, *steps]) for steps in choices]
     if settings.recomputes:
         plain = replace(_applied(settings, first), settings=without_recompute(settings), rank=-1)
         found.append(replace(plain, name="no checkpointing", cost="a little faster"))
     return found
+
+
+def _stage_0_step(settings: DeepSpeedSettings) -> _Step:
+    """Returns the way to do without ZeRO, whose one process has nothing to share."""
+    if isinstance(settings.optimizer, OptimizerAdamW8bit):
+        cost = "none in time; 8-bit states round in other blocks"
+        return _Step("ZeRO stage 0", with_stage_0, cost, 0, exact=False)
+    return _Step("ZeRO stage 0", with_stage_0, "none: on one process the update is the same", 0)
 
 
 def _activation_steps(settings: DeepSpeedSettings, on_cuda: bool) -> Iterator[_Step]:
@@ -165,7 +173,7 @@ def _state_steps(settings: DeepSpeedSettings, on_cuda: bool) -> Iterator[_Step]:
         yield _Step(
             "bf16", lambda given: with_bf16(with_stage_1(given)), f"{speed}, results change", 1, False
         )
-    if on_cuda and not zero.offloads:
+    if on_cuda and not zero.offloads and not isinstance(settings.optimizer, OptimizerAdamW8bit):
         yield _Step(
             "optimizer on the host",
             lambda given: with_offloaded_optimizer(with_stage_1(given)),

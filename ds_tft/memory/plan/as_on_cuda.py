@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ds_tft.config.deepspeed_sections import Bf16, DeepSpeedSettings, Fp16
-from ds_tft.config.optimizer_sections import OptimizerSGD
+from ds_tft.config.optimizer_sections import OptimizerAdam, OptimizerAdamW
 from ds_tft.memory.passes import streaming_settings
 from ds_tft.memory.plan.memory_plan import CudaExtras
 from ds_tft.memory.streaming import StreamingReport, stream_variable_selection
@@ -41,7 +41,7 @@ def settings_for_dry_run(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     changes: dict[str, Any] = {"log_level": "error", "steps_per_print": None, "wall_clock_breakdown": False}
     if settings.fp16.enabled:
         changes |= {"fp16": Fp16(), "bf16": Bf16(enabled=True)}
-    if not isinstance(settings.optimizer, OptimizerSGD):
+    if isinstance(settings.optimizer, OptimizerAdam | OptimizerAdamW):
         params = settings.optimizer.params.model_copy(update={"torch_adam": True})
         changes["optimizer"] = settings.optimizer.model_copy(update={"params": params})
     if settings.activation_checkpointing.synchronize_checkpoint_boundary:

@@ -22,6 +22,8 @@ from ds_tft.memory.trace.allocations import AllocationRecorder
 
 FEW = 16
 """Values up to which a tensor counts as small."""
+KNOWN = ("aten", "bitsandbytes")
+"""Libraries whose operations are stood in for; those of others are carried out."""
 aten = torch.ops.aten
 OPAQUE = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
 """Operations of which only the library knows what they allocate: carried out once for each size."""
@@ -126,7 +128,7 @@ class DryRun(TorchDispatchMode):
 def _kind_of(func: Any) -> _Kind:
     """Reads an operation's schema."""
     schema = func._schema
-    if func.namespace != "aten" or func in (aten.resize_.default, aten.set_.source_Storage):
+    if func.namespace not in KNOWN or func in (aten.resize_.default, aten.set_.source_Storage):
         return _Kind.OTHER
     if func in (aten._unsafe_view.default, aten.lift_fresh.default):
         return _Kind.VIEW

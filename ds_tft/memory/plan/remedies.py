@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ds_tft.config.batch import BatchSizes
 from ds_tft.config.deepspeed_sections import DeepSpeedSettings
+from ds_tft.config.optimizer_sections import OptimizerAdamW8bit
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.plan.fit import predict_if_possible, search_micro_batch
 from ds_tft.memory.plan.memory_plan import MemoryPlan
@@ -133,7 +134,8 @@ def _changes(
         yield text, size, with_offloaded_inputs(settings), batch
     if settings.precision == "fp32" and zero.stage:
         yield "--set deepspeed.bf16.enabled=true", size, with_bf16(settings), batch
-    if device == "cuda" and zero.stage and not zero.offloads:
+    movable = not isinstance(settings.optimizer, OptimizerAdamW8bit)
+    if device == "cuda" and zero.stage and not zero.offloads and movable:
         text = "--set deepspeed.zero_optimization.offload_optimizer.device=cpu"
         yield text, size, with_offloaded_optimizer(settings), batch
     if size.hidden_size % (2 * size.num_heads) == 0:

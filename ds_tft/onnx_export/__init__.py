@@ -1,0 +1,1 @@
+"""Trained models as ONNX files, in floating point or INT8. Needs the packages onnx and onnxruntime."""

@@ -1,0 +1,140 @@
+"""Weights and products, in floating point or in whole numbers, as the model has them.
+
+The whole numbers are those of `ds_tft/quantization`: QuantizeLinear turns inputs into codes, MatMulInteger multiplies
+them exactly, and the sums are scaled. Codes are written as uint8, 128 above their value: with int8 weights, processors
+that have AVX2 and no VNNI give wrong sums or slow ones.
+
+Letters: V variables, I input size, O output size, G groups of inputs that have one step each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+from torch import Tensor, nn
+
+from ds_tft.memory.quantiser import quantiser_of
+from ds_tft.onnx_export.graph import Graph
+
+ZERO_CODE = 128
+Floats = NDArray[np.float32]
+
+
+class Weight(NamedTuple):
+    """A parameter of a module."""
+
+    values: Floats | NDArray[np.int8]
+    scale: Floats | None
+    """What codes are multiplied with, broadcast over them; None where `values` are no codes."""
+
+    def transposed(self) -> Weight:
+        """Returns (I, O) for (O, I)."""
+        return Weight(self.values.T, None if self.scale is None else self.scale.T)
+
+    def some(self, variables: slice) -> Weight:
+        """Returns the matrices of some variables."""
+        return Weight(self.values[variables], None if self.scale is None else self.scale[variables])
+
+
+class InputSteps(NamedTuple):
+    """Steps of the codes of a product's inputs."""
+
+    step: Floats  # (G,)
+    axis: int
+    """Of the inputs, along which the groups lie, where there are several."""
+    in_weight: bool
+    """The weight is multiplied with them already."""
+
+    def some(self, variables: slice) -> InputSteps:
+        """Returns the steps of some variables."""
+        return self._replace(step=self.step[variables])
+
+
+def array(tensor: Tensor) -> Floats:
+    """Returns a parameter in floating point."""
+    values: Floats = tensor.detach().cpu().float().numpy()
+    return values
+
+
+def weight_of(module: nn.Module, name: str) -> Weight:
+    """Returns a parameter as the module stores it."""
+    tensor: Tensor = getattr(module, name)
+    if tensor.is_floating_point():
+        return Weight(array(tensor), None)
+    return Weight(tensor.detach().cpu().numpy(), array(quantiser_of(module).scale(name)))  # type: ignore[union-attr]
+
+
+def steps_of(module: nn.Module, axis: int = -1) -> InputSteps | None:
+    """Returns the steps of a module's inputs; None where they stay in floating point."""
+    quantiser = quantiser_of(module)
+    if quantiser is None or quantiser.num_steps == 0:
+        return None
+    return InputSteps(array(quantiser.input_step), axis, quantiser.step_per_input)
+
+
+def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps | None) -> str:
+    """Multiplies.
+
+    Args:
+        graph: To add to.
+        x: Shape (..., I).
+        name: Of the weight.
+        weight: Shape ([V], I, O), its scale ([V], 1, O).
+        steps: Of the codes of `x`.
+    """
+    if weight.scale is None:
+        return graph.one("MatMul", x, graph.constant(name, weight.values))
+    if steps is None:
+        values = graph.one("Cast", graph.constant(name, weight.values), attributes={"to": TensorProto.FLOAT})
+        return graph.one("MatMul", x, graph.one("Mul", values, graph.constant(f"{name}.scale", weight.scale)))
+    scale = weight.scale
+    if not steps.in_weight:
+        scale = scale * steps.step.reshape(-1, *[1] * (scale.ndim - 1))
+    codes = (weight.values.astype(np.int16) + ZERO_CODE).astype(np.uint8)
+    zero = _zero(graph)
+    factors = [quantised(graph, x, name, steps), graph.constant(name, codes)]
+    sums = graph.one("MatMulInteger", *factors, zero, zero)
+    sums = graph.one("Cast", sums, attributes={"to": TensorProto.FLOAT})
+    return graph.one("Mul", sums, graph.constant(f"{name}.scale", scale))
+
+
+def quantised(graph: Graph, x: str, name: str, steps: InputSteps) -> str:
+    """Turns values into codes; `name` is that of the weight that they meet."""
+    if len(steps.step) == 1:
+        return graph.one("QuantizeLinear", x, _step(graph, name, steps), _zero(graph))
+    step = graph.constant(f"{name}.input_step", steps.step)
+    zeros = np.full(steps.step.shape, ZERO_CODE, dtype=np.uint8)
+    zero = graph.constant(f"zero_codes_{len(zeros)}", zeros)
+    return graph.one("QuantizeLinear", x, step, zero, attributes={"axis": steps.axis})
+
+
+def rounded(graph: Graph, x: str, name: str, steps: InputSteps) -> str:
+    """Rounds values to those that have codes; there is one step for all."""
+    codes = quantised(graph, x, name, steps)
+    return graph.one("DequantizeLinear", codes, _step(graph, name, steps), _zero(graph))
+
+
+def floats(graph: Graph, name: str, weight: Weight, axis: int) -> str:
+    """Returns a weight in floating point whose scales lie along an axis."""
+
+    def make() -> str:
+        values = graph.constant(name, weight.values)
+        if weight.scale is None:
+            return values
+        scale = graph.constant(f"{name}.scale", weight.scale.reshape(-1))
+        return graph.one("DequantizeLinear", values, scale, attributes={"axis": axis})
+
+    return graph.shared(name, make)
+
+
+def _step(graph: Graph, name: str, steps: InputSteps) -> str:
+    """Returns the one step of all inputs."""
+    return graph.constant(f"{name}.input_step", steps.step.reshape(()))
+
+
+def _zero(graph: Graph) -> str:
+    """Returns the code of 0."""
+    return graph.constant("zero_code", np.array(ZERO_CODE, dtype=np.uint8))

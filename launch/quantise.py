@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, help="a run folder, or the export folder of one")
     add("--parquet-file", required=True, help="the data that the model was trained on")
-    add("--fine-tune-steps", metavar="N",
+    add("--fine-tune-steps", type=int, metavar="N",
         help="updates of quantisation-aware training; 0 only rounds (default: a tenth of the training)")  # fmt: skip
     add(
         "--deepspeed_config",

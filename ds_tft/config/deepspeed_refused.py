@@ -137,7 +137,7 @@ NAMES: Mapping[Path, Mapping[str, str]] = MappingProxyType(
         ("zero_optimization", "offload_optimizer", "device"): {"nvme": "use cpu"},
         (*WEIGHTS, "quantization_type"): {"asymmetric": SYMMETRIC},
         (*WEIGHTS, "rounding"): {
-            "stochastic": "a recomputed block would round in another way than before; use nearest"
+            "stochastic": "training runs the arithmetic of the INT8 model, which rounds to the nearest; use nearest"
         },
         (*ACTIVATIONS, "quantization_type"): {"asymmetric": SYMMETRIC},
         (*ACTIVATIONS, "range_calibration"): {

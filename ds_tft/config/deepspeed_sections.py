@@ -11,7 +11,13 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from ds_tft.config.compression import CompressionTraining
 from ds_tft.config.int8 import Int8Settings
-from ds_tft.config.optimizer_sections import Optimizer, OptimizerAdamW, OptimizerSGD, Scheduler
+from ds_tft.config.optimizer_sections import (
+    Optimizer,
+    OptimizerAdamW,
+    OptimizerAdamW8bit,
+    OptimizerSGD,
+    Scheduler,
+)
 from ds_tft.config.run import Count, Section
 
 Auto = Literal["auto"]
@@ -155,7 +161,7 @@ class DeepSpeedSettings(Section):
     bf16: Bf16 = Bf16()
     zero_optimization: ZeroOptimization = ZeroOptimization()
     zero_allow_untested_optimizer: bool | None = None
-    """Lets ZeRO work with SGD; `null` allows it where it is needed."""
+    """Lets ZeRO work with SGD or AdamW8bit; `null` allows it where it is needed."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing()
     compression_training: CompressionTraining | None = None
     """INT8 training, with the keys that DeepSpeed had up to 0.19.6; carried out by this package. `null` does none
@@ -216,6 +222,8 @@ class DeepSpeedSettings(Section):
             )
         self._check_kept()
         stage, allowed = self.zero_optimization.stage, self.zero_allow_untested_optimizer
+        if isinstance(self.optimizer, OptimizerAdamW8bit):
+            self.optimizer.check_zero(stage, self.zero_optimization.offloads, allowed)
         if isinstance(self.optimizer, OptimizerSGD) and stage and allowed is False:
             raise ValueError(
                 f"zero_allow_untested_optimizer is false, and SGD in stage {stage} needs it; leave it out"

@@ -132,13 +132,13 @@ def check_schedule(plan: Int8Plan, steps: int) -> None:
             )
 
 
-def unmatched(plan: Int8Plan, names: Sequence[str], multiplied: Sequence[str] | None = None) -> None:
+def unmatched(plan: Int8Plan, names: Sequence[str], multiplied: Sequence[str]) -> None:
     """Refuses patterns that quantise nothing.
 
     Args:
         plan: The settings.
         names: Modules of the folded model that have weights to quantise.
-        multiplied: Those of them that multiply inputs, and do not only look rows up; `None` takes all.
+        multiplied: Those of them that multiply inputs, and do not only look rows up.
 
     Raises:
         ConfigError: Names the pattern, and what it may have been meant to be.
@@ -149,9 +149,8 @@ def unmatched(plan: Int8Plan, names: Sequence[str], multiplied: Sequence[str] | 
             raise ConfigError(
                 f"{where}: matches no module, got {shortened(pattern)}; {suggestion(pattern, blocks)}"
             )
-    inputs = names if multiplied is None else multiplied
     for where, pattern in _patterns(plan.activations):
-        matched = [name for name in inputs if _found(pattern, name)]
+        matched = [name for name in multiplied if _found(pattern, name)]
         if not matched:
             raise ConfigError(
                 f"{where}: matches only tables, which look rows up and have no range of inputs, "

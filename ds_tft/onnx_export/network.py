@@ -16,7 +16,7 @@ from ds_tft.model.static_encoder import StaticEncoder
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.onnx_export.attention import attend, visible_keys
 from ds_tft.onnx_export.graph import Graph
-from ds_tft.onnx_export.layers import gated_add_norm, grn, linear, number
+from ds_tft.onnx_export.layers import gated_add_norm, grn, linear
 from ds_tft.onnx_export.recurrent import State, write_lstm
 from ds_tft.onnx_export.selection import SelectionInputs, SelectionWriter
 

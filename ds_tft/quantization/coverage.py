@@ -12,8 +12,6 @@ from ds_tft.config.int8 import Int8Plan, unmatched
 from ds_tft.quantization.attach import Covered, Quantisation
 from ds_tft.quantization.sites import Site, find_sites
 
-BITS = 8
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoverageRow:
@@ -52,19 +50,21 @@ class Coverage:
 
     def table(self) -> Table:
         """Returns it for the console."""
-        table = Table(title="INT8 coverage", title_justify="left", box=None, padding=(0, 2, 0, 0))
-        table.add_column("what", no_wrap=True)
-        for column in ("modules", "parameters", "share", "weights", "inputs"):
-            table.add_column(column, justify="right")
-        table.add_column("why not")
+        title = f"INT8 coverage: {self.quantised:,} of {self.parameters:,} parameters, {self.share:.1%}"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table.add_column("", no_wrap=True)
+        for column in ("modules", "parameters", "share", "weights", "inputs", "ranges"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("why not", no_wrap=True)
         for row in self.rows:
             table.add_row(
                 row.name,
                 f"{row.modules:,}" if row.modules else "",
                 f"{row.parameters:,}",
                 f"{row.parameters / max(1, self.parameters):.1%}",
-                f"{32 if row.reason else BITS} bits",
-                "" if row.reason else _ranges(row.ranges),
+                _type(not row.reason),
+                "" if row.reason else _type(row.ranges is not None),
+                "" if row.ranges is None else f"{row.ranges:,}",
                 row.reason,
             )
         return table
@@ -80,10 +80,15 @@ def cover(plan: Int8Plan, model: nn.Module) -> Covered:
     Raises:
         ConfigError: A pattern matches nothing.
     """
-    names = [site.name for site in find_sites(model)]
-    unmatched(plan, names)
-    weights = frozenset(name for name in names if any(rule.matches(name) for rule in plan.weights))
-    inputs = frozenset(name for name in weights if any(rule.matches(name) for rule in plan.activations))
+    sites = find_sites(model)
+    multiplied = [site.name for site in sites if site.num_steps]
+    unmatched(plan, [site.name for site in sites], multiplied)
+    weights = frozenset(site.name for site in sites if any(rule.matches(site.name) for rule in plan.weights))
+    inputs = frozenset(
+        name
+        for name in multiplied
+        if name in weights and any(rule.matches(name) for rule in plan.activations)
+    )
     return Covered(weights=weights, inputs=inputs)
 
 
@@ -106,7 +111,7 @@ def describe_coverage(model: nn.Module, quantisation: Quantisation, *, verbose: 
                 modules=len(left),
                 parameters=sum(site.num_weights for site in left),
                 ranges=None,
-                reason="no pattern of compression_training names them",
+                reason="no pattern names them",
             )
         )
     return Coverage(rows=(*rows, *_rest(model, quantisation.sites)))
@@ -138,9 +143,9 @@ def _rest(model: nn.Module, sites: Sequence[Site]) -> Iterator[CoverageRow]:
         if name not in weights:
             counts[_float_kind(name)] += parameter.numel()
     reasons = {
-        "biases": "added, not multiplied",
-        "layer norms": "one factor per value: no matrix",
-        "lines of real variables": "one input per variable: no matrix",
+        "biases": "only added",
+        "layer norms": "one factor each",
+        "lines of real variables": "one input each",
     }
     for kind, count in counts.items():
         if count:
@@ -157,6 +162,6 @@ def _float_kind(name: str) -> str:
     return "biases"
 
 
-def _ranges(ranges: int | None) -> str:
-    """Says how many ranges the inputs have."""
-    return "32 bits" if ranges is None else f"{BITS} bits, {ranges:,} ranges"
+def _type(quantised: bool) -> str:
+    """Names the type of numbers."""
+    return "int8" if quantised else "fp32"

@@ -103,7 +103,7 @@ def _line(state_bytes: int, sizes: Sequence[int], smallest: int) -> str:
     if not left_out:
         return line
     return (
-        f"{line}; {left_out / total:.1%} of the parameters have fp32 states, in tensors below min_8bit_size "
+        f"{line}; {100 * left_out / total:.2g} % of the parameters have fp32 states, in tensors below min_8bit_size "
         f"{smallest}"
     )
 
@@ -135,7 +135,7 @@ def _cannot(device: torch.device, what: str) -> ConfigError:
 
     return ConfigError(
         f"optimizer.type: bitsandbytes {bitsandbytes.__version__} cannot update {ADAMW_8BIT} on this "
-        f"{device.type.upper()}, got '{what}'; pip install --upgrade 'ds_tft[adam8bit]', or use AdamW"
+        f"{device.type.upper()}, got {what!r}; pip install --upgrade 'ds_tft[adam8bit]', or use AdamW"
     )
 
 
@@ -146,7 +146,7 @@ def _new_optimizer(parameters: list[nn.Parameter], params: Mapping[str, Any]) ->
             import bitsandbytes
     except ImportError as error:
         raise ConfigError(
-            f"optimizer.type: {ADAMW_8BIT} needs bitsandbytes, got '{first_line(error)}'; "
+            f"optimizer.type: {ADAMW_8BIT} needs bitsandbytes, got {first_line(error)!r}; "
             "pip install 'ds_tft[adam8bit]', or use AdamW"
         ) from None
     optimizer: Any = bitsandbytes.optim.AdamW8bit(parameters, **params)

@@ -102,7 +102,7 @@ def check_int8(setup: RunSetup, say: Callable[[str], None]) -> None:
     steps = fine_tuning_steps(setup)
     quantisable(setup, cover(plan, build_folded(setup.size)))
     after = f"{steps:,} updates of fine-tuning" if steps else "no fine-tuning"
-    say(f"int8: after training, the best model is folded, calibrated and exported as INT8, with {after}")
+    say(f"int8: the trained model will be folded, calibrated and exported as INT8, with {after}")
 
 
 def quantise_model(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import RenderableType
+
 from ds_tft.config.batch import check_fills, resolve_batch
 from ds_tft.config.deepspeed import read_deepspeed_settings
 from ds_tft.config.overrides import changes, for_run, merged, origins
@@ -23,6 +25,7 @@ from ds_tft.forecast.report import facts_table, print_report
 from ds_tft.forecast.score_tables import Scores, Variant, score_blocks
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.training.adam8bit import check_adamw_8bit
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.conclusion import evaluate_on_test
 from ds_tft.training.engine import choose_device, start_process_group
@@ -85,6 +88,7 @@ def _set_up(arguments: TrainArguments, description: ModelDescription, place: Pro
     batch = resolve_batch(engine_settings, place.world_size, arguments.batch_size)
     device = choose_device(place)
     check_settings(engine_settings, device, place.world_size)
+    check_adamw_8bit(engine_settings, device)
     source = open_source(arguments.parquet)
     preprocessor, bounds = description.preprocessor, description.bounds
     found = prepare_forecast(source, preprocessor, 0)
@@ -156,7 +160,7 @@ def _sum_up(
             f"{summary.line}, {format_bytes(summary.bytes)}, {share:.3f} of it, in {summary.folder}",
         ),
     ]
-    blocks = [facts_table(facts)]
+    blocks: list[RenderableType] = [facts_table(facts)]
     if evaluation is not None and summary.model is not None:
         scores = Scores(
             title="Test",

@@ -30,6 +30,7 @@ MUST_STAY = (
     "training.windows_per_epoch",
     "engine.train_batch_size",
     "engine.optimizer.type",
+    "engine.optimizer.params.min_8bit_size",
     "engine.scheduler.type",
     "engine.zero_optimization.stage",
     "engine.fp16",

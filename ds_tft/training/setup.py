@@ -20,6 +20,7 @@ from ds_tft.memory.recompute_settings import recompute_settings
 from ds_tft.memory.trace.settings import trace_settings
 from ds_tft.model.inputs import ModelSize
 from ds_tft.model_size import derive_size
+from ds_tft.training.adam8bit import check_adamw_8bit
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.engine import choose_device
 from ds_tft.training.environment import ProcessPlace
@@ -92,6 +93,7 @@ def set_up(arguments: TrainArguments, place: ProcessPlace) -> RunSetup:
     batch = resolve_batch(engine_settings, place.world_size, arguments.batch_size)
     device = choose_device(place)
     check_settings(engine_settings, device, place.world_size)
+    check_adamw_8bit(engine_settings, device)
     source = open_source(arguments.parquet)
     inferred = infer_roles(source, settings.data)
     data = prepare_training(source, inferred, settings)

@@ -30,6 +30,7 @@ from ds_tft.memory.recompute_report import RecomputeReport
 from ds_tft.memory.trace.timeline import BACKWARD, FORWARD, OPTIMIZER
 from ds_tft.memory.trace.tracer import StepTracer
 from ds_tft.model.loss import pinball_loss
+from ds_tft.training.adam8bit import check_8bit
 from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints, save_checkpoint
 from ds_tft.training.engine import whole_weights
 from ds_tft.training.environment import ProcessPlace
@@ -132,6 +133,7 @@ class Trainer:
         self.first_step = 0
         """Step that this process began at."""
         self.timing = Timing()
+        self._optimizer_checked = False
         self._recent = Recent()
         self._rate = 0.0  # of the last update
 
@@ -242,10 +244,20 @@ class Trainer:
         if recompute is not None and state.step == self.first_step:
             self._check_effect(recompute)
             self.recorders.log.say(f"step {state.step + 1}: {recompute.step_line()}")
+        self._check_optimizer()
         state.step += 1
         state.update += 1
         self._count_skips(micro_batches)
         self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(used))
+
+    def _check_optimizer(self) -> None:
+        """Makes sure once, as soon as there are states, that an 8-bit optimizer is one."""
+        if self._optimizer_checked:
+            return
+        line = check_8bit(self.engine)
+        if line is not None:
+            self._optimizer_checked = True
+            self.recorders.log.say(f"step {self.state.step + 1}: {line}")
 
     def _check_effect(self, recompute: RecomputeReport) -> None:
         """Makes sure that what was asked for did something.

@@ -93,8 +93,8 @@ def test_long_values_are_cut():
     ("raw", "message"),
     [
         ({"optimizer": {"type": "adamw"}},
-         "optimizer.type: expected 'AdamW', 'Adam', 'SGD', got \"adamw\"; did you mean 'AdamW'?"),
-        ({"optimizer": {}}, 'optimizer.type: missing; write one of "AdamW", "Adam", "SGD"'),
+         "optimizer.type: expected 'AdamW', 'Adam', 'SGD', 'AdamW8bit', got \"adamw\"; did you mean 'AdamW'?"),
+        ({"optimizer": {}}, 'optimizer.type: missing; write one of "AdamW", "Adam", "SGD", "AdamW8bit"'),
         ({"optimizer": {"type": "AdamW", "params": {"lrr": 1}}},
          "optimizer.params.lrr: unknown key; did you mean 'lr'?"),
         ({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}},

@@ -184,8 +184,8 @@ def test_bad_overrides(read, override, message):
          "activation_checkpointing.partitioned_activations: unknown key; did you mean "
          "'partition_activations'?"),
         ({"ds_tft": {"memory": 4}},
-         "ds_tft.memory: unknown key; known: compress_kept, memory_budget_gib, on_out_of_memory, recompute, "
-         "streaming, trace_every_steps, trace_snapshot, variables_per_chunk"),
+         "ds_tft.memory: unknown key; known: compress_kept, int8, memory_budget_gib, on_out_of_memory, "
+         "recompute, streaming, trace_every_steps, trace_snapshot, variables_per_chunk"),
         ({"zero_optimization": {"stage": 3}, "ds_tft": {"streaming": False, "recompute": "default"}},
          "zero_optimization.stage 3 does not gather weights again where a block is recomputed; "
          "use stage 2, or leave ds_tft.recompute and activation_checkpointing out"),
@@ -208,20 +208,12 @@ def test_equal_rate_in_two_places_is_fine(read):
     assert read(adam(lr=0.01) | {"scheduler": scheduler})[0].optimizer.params.lr == 0.01
 
 
-@pytest.mark.parametrize(
-    ("raw", "name", "value"),
-    [
-        ({"compression_training": {"a": {}}}, "compression_training", '{"a": {}}'),
-    ],
-)  # fmt: skip
-def test_features_that_do_not_exist_yet(read, raw, name, value):
-    with pytest.raises(ConfigError) as caught:
-        read(raw)
-    assert str(caught.value) == f"ds.json: {name}: not available yet, got {value}; remove it"
-
-
 def test_sections_that_ask_for_nothing_are_fine(read):
-    raw = {"activation_checkpointing": {"cpu_checkpointing": False}, "compression_training": {}, "ds_tft": {}}
+    raw = {
+        "activation_checkpointing": {"cpu_checkpointing": False},
+        "compression_training": None,
+        "ds_tft": {},
+    }
     assert read(raw)[0] == read({})[0]
 
 
@@ -257,6 +249,11 @@ def test_an_optimizer_to_compile_needs_its_tools(read, has_cuda, offload, presen
             check()
         assert missing in str(caught.value)
         assert str(caught.value).endswith("install it or write torch_adam true")
+
+
+def test_an_8_bit_optimizer_compiles_nothing(read):
+    settings, _ = read({"optimizer": {"type": "AdamW8bit"}})
+    check_machine(settings, has_cuda=True, find_tool={}.get)
 
 
 def test_every_key_and_every_shipped_file_is_documented():

@@ -222,7 +222,7 @@ def test_highest_rate_is_the_optimizers(kind):
 
 
 def test_sections_carried_out_here_are_left_out():
-    config = build("tensorboard.output_path=runs", "compression_training={}", "ds_tft={}")
+    config = build("tensorboard.output_path=runs", "ds_tft={}")
     assert not {"tensorboard", "compression_training", "ds_tft"} & set(config)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import accumulate
 from pathlib import Path
+from shutil import copy, copytree
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from adam8bit_cases import (
     stage,
     states_of,
 )
+from loops import make_data, make_trainer, series_of, weights_of
 from torch import nn
 
 from ds_tft.config.deepspeed import read_deepspeed_settings
@@ -32,7 +34,7 @@ from ds_tft.errors import ConfigError
 from ds_tft.memory.meter import optimizer_tensors, tensor_bytes
 from ds_tft.memory.trace.allocations import AllocationRecorder
 from ds_tft.training.adam8bit import BLOCK, PIECE, check_8bit, check_adamw_8bit, make_adamw_8bit
-from ds_tft.training.checkpoint import load_checkpoint, save_checkpoint
+from ds_tft.training.checkpoint import BEST_WEIGHTS, load_checkpoint, save_checkpoint
 from ds_tft.training.state import TrainingState
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -79,7 +81,7 @@ def test_tensors_that_are_too_small_are_counted_apart():
     engine = make_engine(ADAM8BIT, stage(0), width=1000)
     losses_of(engine, count=1)
     assert check_8bit(engine) == (
-        "optimizer: 8-bit Adam, 2.24 bytes per parameter of states; 3.0% of the parameters have fp32 states, in "
+        "optimizer: 8-bit Adam, 2.24 bytes per parameter of states; 3 % of the parameters have fp32 states, in "
         "tensors below min_8bit_size 4096"
     )
 
@@ -125,6 +127,25 @@ def test_states_of_a_checkpoint_that_are_not_8_bit_are_refused(tmp_path, number,
 @pytest.mark.parametrize(("number", "precision"), STAGES)
 def test_a_resumed_engine_is_the_one_that_was_saved(tmp_path, number, precision):
     leave_and_resume(tmp_path, ADAM8BIT, stage(number), *precision)
+
+
+def test_a_resumed_run_is_the_run_that_was_not_left(tmp_path):
+    """Through the loop, with schedule and dropout."""
+    data = make_data(tmp_path)
+    options = {"deepspeed": (ADAM8BIT,), "epochs": 2, "checkpoint_every_steps": 4, "keep_checkpoints": 99}
+    straight, resumed = (make_trainer(tmp_path / name, data, **options) for name in ("straight", "resumed"))
+    straight.train()
+    copytree(tmp_path / "straight" / "checkpoints", tmp_path / "resumed" / "checkpoints")
+    copy(tmp_path / "straight" / BEST_WEIGHTS, tmp_path / "resumed")
+    checkpoint = tmp_path / "resumed" / "checkpoints" / "step-8"
+    resumed.state = load_checkpoint(resumed.engine, checkpoint, tmp_path / "resumed")
+    resumed.train()
+    losses = series_of(tmp_path / "straight", "loss/train")
+    assert series_of(tmp_path / "resumed", "loss/train") == losses[8:]
+    assert len(losses) == 14
+    ends = weights_of(straight), weights_of(resumed)
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert check_8bit(resumed.engine) == check_8bit(straight.engine) is not None
 
 
 @pytest.mark.slow

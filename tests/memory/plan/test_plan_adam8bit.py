@@ -76,6 +76,7 @@ def test_its_states_take_6_bytes_per_parameter_less(on_cpu, number):
     assert adam8bit.peak_bytes < adamw.peak_bytes
 
 
+@pytest.mark.slow
 def test_on_a_gpu_its_update_needs_nothing_in_between(on_cpu):
     with Planner("cuda", 1, threads=1) as on_cuda:
         found = plan(on_cuda, ADAM8BIT)

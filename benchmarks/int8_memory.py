@@ -3,8 +3,8 @@
     python benchmarks/int8_memory.py
 
 The workload is that of workload.py. First table: the folded model with and without quantisation, under the same memory
-passes. Second table: one measure after the other, and what it frees of the memory of the plain model: the peak of forward
-and backward, with weights and gradients and without the optimizer's state. Exit code 1: a bound is missed.
+passes. Second table: one measure after the other, and what it frees of the memory of the plain model: the peak of
+forward and backward, with weights and gradients and without the optimizer's state. Exit code 1: a bound is missed.
 """
 
 from __future__ import annotations

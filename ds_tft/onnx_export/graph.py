@@ -72,7 +72,9 @@ class Graph:
         self._used[name] += 1
         name = f"{name}_{self._used[name]}"
         names = [name] if results == 1 else [f"{name}.{place}" for place in range(results)]
-        self._nodes.append(helper.make_node(operation, inputs, names, name=name, **(attributes or {})))
+        node = helper.make_node(operation, inputs, names, name=name)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in (attributes or {}).items())
+        self._nodes.append(node)
         return names
 
     def one(self, operation: str, *inputs: str, attributes: Attributes | None = None) -> str:

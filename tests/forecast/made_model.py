@@ -19,8 +19,8 @@ from ds_tft.data.infer import infer_roles
 from ds_tft.data.parquet import open_source
 from ds_tft.data.prepare import TrainingData, prepare_training
 from ds_tft.export import ModelDescription, write_export
+from ds_tft.forecast.forecasting_form import forecasting_form
 from ds_tft.forecast.predict import PredictArguments, predict
-from ds_tft.memory.streaming import stream_variable_selection
 from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.model_size import derive_size
 
@@ -130,7 +130,7 @@ def make_model(folder: Path, table: pa.Table, settings: RunSettings, seed: int =
         batch_size=16,
     )
     write_export(folder / "run" / "export", model, description)
-    stream_variable_selection(model)  # as every use of an export does, for results equal to the bit
+    model = forecasting_form(model)  # as every use of an export does, for results equal to the bit
     return Made(folder / "run", file, model, data, description)
 
 

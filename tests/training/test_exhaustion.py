@@ -14,7 +14,7 @@ from loops import MODEL, PLACE, series_of
 from safetensors.torch import load_file
 
 import ds_tft.training.exhaustion
-import ds_tft.training.run
+import ds_tft.training.stage
 from ds_tft.data.batches import BatchBuilder
 from ds_tft.errors import ConfigError
 from ds_tft.memory.out_of_memory import is_out_of_memory
@@ -81,13 +81,13 @@ def test_smaller_micro_batches_train_the_same(files, tmp_path, small_memory, cap
 
 
 def test_one_engine_at_a_time_is_alive(files, tmp_path, small_memory, monkeypatch):
-    build, alive = ds_tft.training.run.build_engine, []
+    build, alive = ds_tft.training.stage.build_engine, []
 
     def counted(model, config):
         alive.append(sum(type(each) is DeepSpeedEngine for each in gc.get_objects()))
         return build(model, config)
 
-    monkeypatch.setattr(ds_tft.training.run, "build_engine", counted)
+    monkeypatch.setattr(ds_tft.training.stage, "build_engine", counted)
     gc.collect()  # what other tests have left; some of it stays
     run(files, tmp_path / "run", HALVE, epochs=1)
     assert len(alive) == 3

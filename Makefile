@@ -40,7 +40,6 @@ bench-int8: $(READY) $(DEMO)  ## Measures INT8 over three seeds on the demo, and
 	$(if $(EPF),$(BIN)/python benchmarks/int8.py --parquet-file '$(EPF)' --config launch/examples/hourly_prices.json \
 		--epochs 2 --batch-size 64 --set deepspeed.optimizer.params.lr=0.002)
 	$(BIN)/python benchmarks/int8_memory.py
-	$(BIN)/python benchmarks/inference.py
 
 clean:  ## Removes .venv, the demo data and caches. Run folders stay.
 	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

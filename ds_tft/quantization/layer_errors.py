@@ -56,7 +56,10 @@ def measure_layer_errors(
         with _alone(quantisation, site.name):
             difference = (_forecasts(model, batches) - exact).square().mean().sqrt()
         weights = [
-            (getattr(site.module, name), quantisation.quantisers[site.name].table(name, getattr(site.module, name)))
+            (
+                getattr(site.module, name),
+                quantisation.quantisers[site.name].table(name, getattr(site.module, name)),
+            )
             for name in site.summed
         ]
         errors.append(

@@ -1,8 +1,8 @@
 """Weights and products, in floating point or in whole numbers, as the model has them.
 
 The whole numbers are those of `ds_tft/quantization`: QuantizeLinear turns inputs into codes, MatMulInteger multiplies
-them exactly, and the sums are scaled. Codes are written as uint8, 128 above their value: with int8 weights, processors
-that have AVX2 and no VNNI give wrong sums or slow ones.
+them exactly, and the sums are scaled. Codes of a product are written as uint8, 128 above their value: on processors
+with AVX2 and no VNNI, uint8 times int8 gives wrong sums, and int8 times int8 takes longer. Other codes are int8.
 
 Letters: V variables, I input size, O output size, G groups of inputs that have one step each.
 """
@@ -87,18 +87,17 @@ def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps |
     """
     if weight.scale is None:
         return graph.one("MatMul", x, graph.constant(name, weight.values))
-    if steps is None:
-        values = graph.one("Cast", graph.constant(name, weight.values), attributes={"to": TensorProto.FLOAT})
-        return graph.one("MatMul", x, graph.one("Mul", values, graph.constant(f"{name}.scale", weight.scale)))
     scale = weight.scale
+    if steps is None:
+        codes = graph.constant(name, weight.values)
+        return graph.one("MatMul", x, times_scale(graph, codes, graph.constant(f"{name}.scale", scale)))
     if not steps.in_weight:
         scale = scale * steps.step.reshape(-1, *[1] * (scale.ndim - 1))
-    codes = (weight.values.astype(np.int16) + ZERO_CODE).astype(np.uint8)
+    unsigned = (weight.values.astype(np.int16) + ZERO_CODE).astype(np.uint8)
     zero = _zero(graph)
-    factors = [quantised(graph, x, name, steps), graph.constant(name, codes)]
+    factors = [quantised(graph, x, name, steps), graph.constant(name, unsigned)]
     sums = graph.one("MatMulInteger", *factors, zero, zero)
-    sums = graph.one("Cast", sums, attributes={"to": TensorProto.FLOAT})
-    return graph.one("Mul", sums, graph.constant(f"{name}.scale", scale))
+    return times_scale(graph, sums, graph.constant(f"{name}.scale", scale))
 
 
 def quantised(graph: Graph, x: str, name: str, steps: InputSteps) -> str:
@@ -117,17 +116,18 @@ def rounded(graph: Graph, x: str, name: str, steps: InputSteps) -> str:
     return graph.one("DequantizeLinear", codes, _step(graph, name, steps), _zero(graph))
 
 
-def floats(graph: Graph, name: str, weight: Weight, axis: int) -> str:
-    """Returns a weight in floating point whose scales lie along an axis."""
+def times_scale(graph: Graph, codes: str, scale: str) -> str:
+    """Turns codes, or sums of products of them, into floating point."""
+    return graph.one("Mul", graph.one("Cast", codes, attributes={"to": TensorProto.FLOAT}), scale)
 
-    def make() -> str:
-        values = graph.constant(name, weight.values)
-        if weight.scale is None:
-            return values
-        scale = graph.constant(f"{name}.scale", weight.scale.reshape(-1))
-        return graph.one("DequantizeLinear", values, scale, attributes={"axis": axis})
 
-    return graph.shared(name, make)
+def dequantised(graph: Graph, name: str, weight: Weight, axis: int) -> str:
+    """Returns a weight in floating point; it has one scale for each place along an axis."""
+    values = graph.constant(name, weight.values)
+    if weight.scale is None:
+        return values
+    scale = graph.constant(f"{name}.scale", weight.scale.reshape(-1))
+    return graph.one("DequantizeLinear", values, scale, attributes={"axis": axis})
 
 
 def _step(graph: Graph, name: str, steps: InputSteps) -> str:

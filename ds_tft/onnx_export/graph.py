@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,7 +28,6 @@ class Graph:
         self._constants: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
-        self._shared: dict[str, str] = {}
         self._scope = ""
         self._used: Counter[str] = Counter()
 
@@ -90,12 +89,6 @@ class Graph:
     def whole(self, *numbers: int) -> str:
         """Adds a list of whole numbers, int64, such as a shape."""
         return self.constant(f"whole_{'_'.join(map(str, numbers))}", np.array(numbers, dtype=np.int64))
-
-    def shared(self, key: str, make: Callable[[], str]) -> str:
-        """Returns the value of that key; it is made the first time."""
-        if key not in self._shared:
-            self._shared[key] = make()
-        return self._shared[key]
 
     def model(self, name: str, version: str, metadata: Mapping[str, str]) -> onnx.ModelProto:
         """Puts everything together.

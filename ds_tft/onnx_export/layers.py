@@ -11,7 +11,7 @@ from torch import nn
 
 from ds_tft.model.folded import CollapsedLinear, FoldedGRN
 from ds_tft.model.grn import GatedAddNorm
-from ds_tft.onnx_export.arithmetic import array, floats, product, steps_of, weight_of
+from ds_tft.onnx_export.arithmetic import array, product, steps_of, times_scale, weight_of
 from ds_tft.onnx_export.graph import Graph
 
 
@@ -24,19 +24,25 @@ def linear(graph: Graph, layer: nn.Linear, name: str, x: str) -> str:
 
 def collapsed(graph: Graph, layer: CollapsedLinear, name: str, reals: str | None, rows: str | None) -> str:
     """Does what `CollapsedLinear` does, (B, [T], Vr) and (B, [T], Vc) -> (B, [T], O)."""
-    parts = []
+    parts = [graph.constant(f"{name}.bias", array(layer.bias))]
     if reals is not None:
-        parts.append(product(graph, reals, f"{name}.weight", weight_of(layer, "weight"), steps_of(layer)))
+        result = product(graph, reals, f"{name}.weight", weight_of(layer, "weight"), steps_of(layer))
+        parts = [graph.one("Add", result, *parts)]
     if rows is not None:
         looked_up = look_up(graph, layer, "table", name, rows)  # (B, [T], Vc, O)
         parts.append(graph.one("ReduceSum", looked_up, graph.whole(-2), attributes={"keepdims": 0}))
-    total = parts[0] if len(parts) == 1 else graph.one("Add", *parts)
-    return add_bias(graph, total, layer.bias, f"{name}.bias")
+    return parts[0] if len(parts) == 1 else graph.one("Add", *parts)
 
 
 def look_up(graph: Graph, module: nn.Module, table: str, name: str, rows: str) -> str:
     """Looks rows up in a table (N, O) of a module, (...) -> (..., O)."""
-    return graph.one("Gather", floats(graph, f"{name}.{table}", weight_of(module, table), 0), rows)
+    weight, label = weight_of(module, table), f"{name}.{table}"
+    values = graph.one("Gather", graph.constant(label, weight.values), rows)
+    if weight.scale is None:
+        return values
+    return times_scale(
+        graph, values, graph.one("Gather", graph.constant(f"{label}.scale", weight.scale), rows)
+    )
 
 
 def grn(graph: Graph, module: FoldedGRN, name: str, x: str, context: str | None = None) -> str:

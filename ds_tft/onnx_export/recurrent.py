@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from ds_tft.onnx_export.arithmetic import Floats, Weight, array, floats, rounded, steps_of, weight_of
+from ds_tft.onnx_export.arithmetic import Floats, Weight, array, dequantised, rounded, steps_of, weight_of
 from ds_tft.onnx_export.graph import Graph
 
 GATES = (0, 3, 1, 2)
@@ -67,7 +67,7 @@ def _weight(graph: Graph, lstm: nn.LSTM, name: str, parameter: str) -> str:
     """Returns a weight, (1, 4H, H)."""
     weight = weight_of(lstm, parameter)
     scale = None if weight.scale is None else _reordered(weight.scale)
-    return floats(graph, f"{name}.{parameter}", Weight(_reordered(weight.values)[None], scale), 1)
+    return dequantised(graph, f"{name}.{parameter}", Weight(_reordered(weight.values)[None], scale), 1)
 
 
 def _bias(lstm: nn.LSTM, layer: int) -> Floats:

@@ -79,12 +79,13 @@ class Quantisation:
         Raises:
             ConfigError: They are stored already, or are not in float32.
         """
-        self.turn(weights=True, inputs=True)
+        self._check_floating()
         sites = [site for site in self.sites if site.name in self.quantisers]
         for site in sites:
             _check_float32(site)
         for site in sites:
             _store(site, self.quantisers[site.name])
+        self.turn(weights=True, inputs=True)
         self._is_stored = True
 
     def _check_floating(self) -> None:

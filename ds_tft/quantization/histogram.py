@@ -18,7 +18,8 @@ from ds_tft.memory.chunks import spans
 
 SMALLEST_EXPONENT = -100
 """Of a range. Smaller magnitudes, down to subnormal ones, lie in its first bins."""
-LARGEST_NUM_BINS = 2**16
+SMALLEST_NUM_BINS, LARGEST_NUM_BINS = 4, 2**16
+"""With others, scale or width of some range would leave the normal numbers of float32."""
 CHUNK_VALUES = 2**18
 """Values that are sorted into bins at once; they and what is computed of them stay in the cache of a core."""
 
@@ -43,9 +44,9 @@ class MagnitudeHistogram:
         Raises:
             ValueError: It is none, or too large.
         """
-        if not 2 <= num_bins <= LARGEST_NUM_BINS or num_bins.bit_count() != 1:
+        if not SMALLEST_NUM_BINS <= num_bins <= LARGEST_NUM_BINS or num_bins.bit_count() != 1:
             raise ValueError(
-                f"num_bins: must be a power of two from 2 to {LARGEST_NUM_BINS}, got {num_bins}; "
+                f"num_bins: must be a power of two from {SMALLEST_NUM_BINS} to {LARGEST_NUM_BINS}, got {num_bins}; "
                 "only then are the edges exact"
             )
         self.num_bins = num_bins

@@ -133,7 +133,8 @@ class LayerQuantiser(nn.Module):
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            return moved.to(tensor.dtype) if tensor.is_floating_point() else moved
+            # Not the way there and back, on which digits are lost.
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
         super()._apply(move, *args, **kwargs)
         return self

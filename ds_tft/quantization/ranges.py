@@ -19,6 +19,8 @@ CalibrationMethod = Literal["percentile", "min_max", "mse"]
 
 SMALLEST_CLIP = 2.0**SMALLEST_EXPONENT
 """A group whose range would be smaller is dead. Products of its step must stay normal numbers."""
+LARGEST_CLIP = 2.0**127
+"""Beyond it, a code times its step could leave the range of float32."""
 DEAD_CLIP = 1.0
 """Range of a dead group: all its codes are 0."""
 CANDIDATES_AT_ONCE = 64
@@ -29,10 +31,11 @@ def clip_values(histogram: MagnitudeHistogram, method: CalibrationMethod, percen
 
     - `percentile`: the upper edge of the bin that holds the percentile, so that at least this share of the values
       lies within the range.
-    - `min_max`: the largest magnitude.
+    - `min_max`: the largest magnitude, exactly.
     - `mse`: the upper edge of the bin that leaves the smallest expected squared error.
 
-    A group of zeros, of magnitudes below `SMALLEST_CLIP`, or without finite values gets 1.
+    A group of zeros, of magnitudes below `SMALLEST_CLIP`, or without finite values gets 1, and none gets more than
+    `LARGEST_CLIP`.
 
     Args:
         histogram: What was seen.
@@ -47,7 +50,7 @@ def clip_values(histogram: MagnitudeHistogram, method: CalibrationMethod, percen
     else:
         ends = _best_ends(histogram) if method == "mse" else _percentile_ends(histogram, percentile)
         clips = torch.minimum(ends * histogram.width, histogram.largest.double()).float()
-    return clips.where(clips >= SMALLEST_CLIP, DEAD_CLIP)
+    return clips.where(clips >= SMALLEST_CLIP, DEAD_CLIP).clamp_max_(LARGEST_CLIP)
 
 
 def activation_scale(clip: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -196,12 +196,20 @@ def plain_inputs(values: Tensor, step: Tensor) -> Tensor:
     return codes.clamp(-128, 127) * step
 
 
-def plainly_quantised(folded: TemporalFusionTransformer, steps: Mapping[str, Tensor]) -> nn.Module:
-    """Quantises a copy of a folded model that does not stream, by torch's parametrisations and hooks."""
+def plainly_quantised(
+    folded: TemporalFusionTransformer, steps: Mapping[str, Tensor], weights: Container[str] | None = None
+) -> nn.Module:
+    """Quantises a copy of a folded model that does not stream, by torch's parametrisations and hooks.
+
+    Args:
+        folded: In floating point.
+        steps: Of the inputs, by name of the module; others are left alone.
+        weights: Names of the modules whose weights are rounded; all, if left out.
+    """
     model = copy.deepcopy(folded)
     for name, module in list(model.named_modules()):
         step = steps.get(name)
-        for weight, dim in _weights(module):
+        for weight, dim in _weights(module) if weights is None or name in weights else ():
             own = step if isinstance(module, CollapsedLinear) and weight == "weight" else None
             parametrize.register_parametrization(module, weight, PlainWeight(dim, own))
         if step is not None:

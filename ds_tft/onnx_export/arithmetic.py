@@ -45,8 +45,8 @@ class InputSteps(NamedTuple):
     step: Floats  # (G,)
     axis: int
     """Of the inputs, along which the groups lie, where there are several."""
-    in_weight: bool
-    """The weight is multiplied with them already."""
+    groups: NDArray[np.int64] | None
+    """The weight is multiplied with them already; those of each group of inputs, (G,), share scales."""
 
     def some(self, variables: slice) -> InputSteps:
         """Returns the steps of some variables."""
@@ -72,7 +72,8 @@ def steps_of(module: nn.Module, axis: int = -1) -> InputSteps | None:
     quantiser = quantiser_of(module)
     if quantiser is None or quantiser.num_steps == 0:
         return None
-    return InputSteps(array(quantiser.input_step), axis, quantiser.step_per_input)
+    groups = quantiser.steps.groups
+    return InputSteps(array(quantiser.input_step), axis, None if groups is None else groups.cpu().numpy())
 
 
 def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps | None) -> str:
@@ -82,7 +83,7 @@ def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps |
         graph: To add to.
         x: Shape (..., I).
         name: Of the weight.
-        weight: Shape ([V], I, O), its scale ([V], 1, O).
+        weight: Shape ([V], I, O), its scale ([V], 1, O); or a scale (groups, O), where `steps` has groups.
         steps: Of the codes of `x`.
     """
     if weight.scale is None:
@@ -91,12 +92,31 @@ def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps |
     if steps is None:
         codes = graph.constant(name, weight.values)
         return graph.one("MatMul", x, times_scale(graph, codes, graph.constant(f"{name}.scale", scale)))
-    if not steps.in_weight:
-        scale = scale * steps.step.reshape(-1, *[1] * (scale.ndim - 1))
-    unsigned = (weight.values.astype(np.int16) + ZERO_CODE).astype(np.uint8)
+    if steps.groups is not None:
+        return _sum_of_groups(graph, x, name, weight, steps)
+    scale = scale * steps.step.reshape(-1, *[1] * (scale.ndim - 1))
+    return _whole_product(graph, quantised(graph, x, name, steps), name, weight.values, scale)
+
+
+def _sum_of_groups(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps) -> str:
+    """Multiplies group by group, in their order, and adds."""
+    assert weight.scale is not None
+    assert steps.groups is not None
+    codes, total = quantised(graph, x, name, steps), ""
+    for group in np.unique(steps.groups):
+        label = f"{name}[group {group}]"
+        members = np.flatnonzero(steps.groups == group)
+        own = graph.one("Gather", codes, graph.constant(f"{label}.inputs", members), attributes={"axis": -1})
+        part = _whole_product(graph, own, label, weight.values[members], weight.scale[group])
+        total = graph.one("Add", total, part) if total else part
+    return total
+
+
+def _whole_product(graph: Graph, codes: str, name: str, weights: NDArray[np.generic], scale: Floats) -> str:
+    """Multiplies codes, and scales the sums."""
+    unsigned = (weights.astype(np.int16) + ZERO_CODE).astype(np.uint8)
     zero = _zero(graph)
-    factors = [quantised(graph, x, name, steps), graph.constant(name, unsigned)]
-    sums = graph.one("MatMulInteger", *factors, zero, zero)
+    sums = graph.one("MatMulInteger", codes, graph.constant(name, unsigned), zero, zero)
     return times_scale(graph, sums, graph.constant(f"{name}.scale", scale))
 
 

@@ -22,6 +22,7 @@ from ds_tft.model.fold import is_folded
 from ds_tft.model.folded import CollapsedLinear, FoldedSelection
 from ds_tft.quantization.codes import weight_codes, weight_scale
 from ds_tft.quantization.forwards import collapsed_forward, linear_forward, lstm_forward
+from ds_tft.quantization.integer_linear import stored_form
 from ds_tft.quantization.layer import LayerQuantiser, Switch
 from ds_tft.quantization.sites import Site, find_sites
 
@@ -185,9 +186,11 @@ def _store(site: Site, quantiser: LayerQuantiser) -> None:
     for name, dim in site.summed.items():
         weight = getattr(site.module, name)
         if quantiser.step_per_input and name == "weight" and quantiser.num_steps:
-            weight = weight * quantiser.input_step.unsqueeze(1)
-        scale = weight_scale(weight, dim)
-        codes = weight_codes(weight, scale).to(torch.int8)
+            scale, codes = stored_form(weight.t() * quantiser.input_step, quantiser.steps)
+            codes = codes.t().contiguous()
+        else:
+            scale = weight_scale(weight, dim)
+            codes = weight_codes(weight, scale).to(torch.int8)
         del site.module._parameters[name]
         site.module.register_buffer(name, codes)
         quantiser.store(name, scale)

@@ -1,6 +1,7 @@
 """The forwards that quantised modules have instead of their own: same arguments, same shapes.
 
-Letters: B batch, T time steps, I input size, O output size, H hidden size, Vr real and Vc categorical variables.
+Letters: B batch, T time steps, I input size, O output size, H hidden size, Vr real and Vc categorical variables,
+G groups of inputs.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ def _zeros(module: nn.LSTM, values: Tensor, batch: int) -> State:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantiser: LayerQuantiser) -> Tensor:
     """Multiplies with a weight (O, I)."""
     if weight.dtype == torch.int8:
-        scale = quantiser.scale("weight").view(-1, 1)  # (O, 1)
+        scale = quantiser.scale("weight").view(-1, len(weight))  # (G, O)
         if quantiser.quantises_inputs:
             return stored_linear(x, weight, scale, bias, quantiser.steps)
-        return F.linear(x, weight.float().mul_(scale), bias)
+        return F.linear(x, weight.float().mul_(scale.t()), bias)  # G is 1
     if not quantiser.quantises_weights:
         if quantiser.quantises_inputs:
             x = fake_quantised_inputs(x, quantiser.input_step)

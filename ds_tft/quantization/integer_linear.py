@@ -3,7 +3,8 @@
 Training and forecasting run the same arithmetic, so that the model that was trained and the one that is stored agree to
 the last bit. Kept for backward: the codes of the inputs, one byte each, and one bit for what was clipped.
 
-Letters: R rows (everything before the last dimension), I input size, O output size.
+Letters: R rows (everything before the last dimension), I input size, O output size, G groups of inputs whose weights
+share scales (`range_groups.py`; 1 where the inputs have one step).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ds_tft.memory.exact_product import LARGEST_CODE, SMALLEST_CODE, exact_mm
 from ds_tft.quantization.codes import input_codes, unclipped_codes, weight_codes, weight_scale, wide
 from ds_tft.quantization.mask import pack, unpack
+from ds_tft.quantization.range_groups import members, range_groups
 
 
 class Steps(NamedTuple):
@@ -25,6 +27,11 @@ class Steps(NamedTuple):
     step: Tensor  # (1,), or (I,) where each input has its own; float32
     in_weight: bool
     """The weight is multiplied with the steps of its inputs already: they differ, and a sum needs one scale."""
+
+    @property
+    def groups(self) -> Tensor | None:
+        """Group of each input whose weights share scales, (I,); None where there is but one."""
+        return range_groups(self.step) if self.in_weight else None
 
 
 class _Saved(NamedTuple):
@@ -54,13 +61,24 @@ def stored_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, 
     Args:
         x: Shape (..., I).
         codes: Shape (O, I) int8.
-        scale: Shape (O, 1) float32.
+        scale: Shape (G, O) float32.
         bias: Shape (O,).
         steps: Of the inputs.
     """
     inputs = input_codes(x.flatten(0, -2), steps.step)
     result = _product(inputs, codes.to(inputs.dtype), scale, bias, steps)
     return result.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def stored_form(weight: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    """Returns what `stored_linear` takes: scales (G, O) float32 and codes (O, I) int8.
+
+    Args:
+        weight: Shape (O, I), multiplied with the steps already where `steps` says so.
+        steps: Of its inputs.
+    """
+    scale = _scales(weight, steps)
+    return scale, weight_codes(weight, _of_each(scale, steps)).to(torch.int8)
 
 
 class _IntegerLinear(torch.autograd.Function):
@@ -76,8 +94,8 @@ class _IntegerLinear(torch.autograd.Function):
         else:
             saved = _Saved(x, None, weight)
         ctx.save_for_backward(*saved)
-        scale = weight_scale(weight, 1)
-        return _product(codes, weight_codes(weight, scale), scale, bias, steps).to(x.dtype)
+        scale = _scales(weight, steps)
+        return _product(codes, weight_codes(weight, _of_each(scale, steps)), scale, bias, steps).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -98,16 +116,35 @@ class _IntegerLinear(torch.autograd.Function):
             bias_grad = exact.sum(0).to(grad.dtype)
         if needs_x:
             assert saved.unclipped is not None
-            scale = weight_scale(saved.weight, 1)
-            x_grad = (exact * scale.t()) @ weight_codes(saved.weight, scale)  # (R, I)
+            scale = _of_each(_scales(saved.weight, steps), steps)
+            x_grad = exact @ weight_codes(saved.weight, scale).mul_(scale)  # (R, I)
             if steps.in_weight:
                 x_grad.div_(steps.step)
             x_grad = x_grad.mul_(unpack(saved.unclipped, x_grad.shape)).to(grad.dtype)
         return x_grad, weight_grad, bias_grad, None
 
 
+def _scales(weight: Tensor, steps: Steps) -> Tensor:
+    """Returns the scales of a weight (O, I), (G, O) float32."""
+    groups = steps.groups
+    if groups is None:
+        return weight_scale(weight, 1).t()
+    return weight_scale(weight.detach() * members(groups).unsqueeze(1), 2).squeeze(2)
+
+
+def _of_each(scale: Tensor, steps: Steps) -> Tensor:
+    """Returns scales (G, O) as the weights (O, I) have them, (O, I) or (O, 1)."""
+    groups = steps.groups
+    return scale.t() if groups is None else scale.t()[:, groups]
+
+
 def _product(codes: Tensor, weights: Tensor, scale: Tensor, bias: Tensor | None, steps: Steps) -> Tensor:
     """Multiplies codes (R, I) and (O, I), and scales the sums, (R, O) float32."""
-    result = exact_mm(codes, weights)
-    result.mul_(scale.t() if steps.in_weight else scale.t() * steps.step)
+    groups = steps.groups
+    if groups is None:
+        result = exact_mm(codes, weights).mul_(scale * steps.step)
+    else:
+        result = codes.new_zeros(len(codes), len(weights))
+        for group, own in zip(members(groups), scale, strict=True):
+            result += exact_mm(codes, weights * group).mul_(own)
     return result if bias is None else result.add_(bias)

@@ -182,11 +182,28 @@ class PlainWeight(nn.Module):
         self.input_steps = input_steps
 
     def forward(self, weight: Tensor) -> Tensor:
-        factor = 1.0 if self.input_steps is None else self.input_steps.unsqueeze(1)
-        scaled = weight * factor
-        scale = scaled.detach().float().abs().amax(self.dim, keepdim=True) / 127
-        rounded = (scaled / scale).round() * scale
-        return (scaled + (rounded - scaled).detach()) / factor
+        if self.input_steps is None:
+            return self._rounded(weight)
+        scaled = weight * self.input_steps.unsqueeze(1)
+        parts = torch.zeros_like(scaled)
+        for group in plain_groups(self.input_steps.tolist()):
+            parts = parts.index_copy(0, torch.tensor(group), self._rounded(scaled[group]))
+        return parts / self.input_steps.unsqueeze(1)
+
+    def _rounded(self, weight: Tensor) -> Tensor:
+        scale = weight.detach().float().abs().amax(self.dim, keepdim=True) / 127
+        return weight + ((weight / scale).round() * scale - weight).detach()
+
+
+def plain_groups(steps: Sequence[float]) -> list[list[int]]:
+    """Sorts inputs by how far their steps are below the widest one: to a quarter, a 16th, a 64th, or further."""
+    bounds = [4.0, 16.0, 64.0, float("inf")]
+    groups: list[list[int]] = [[] for _ in bounds]
+    for place, step in enumerate(steps):
+        groups[next(number for number, bound in enumerate(bounds) if max(steps) / step <= bound)].append(
+            place
+        )
+    return [group for group in groups if group]
 
 
 def plain_inputs(values: Tensor, step: Tensor) -> Tensor:

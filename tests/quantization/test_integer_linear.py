@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 import torch
-from quantization_cases import PlainWeight, plain_inputs, relative_error
+from quantization_cases import PlainWeight, plain_groups, plain_inputs, relative_error
 from torch import Tensor
 from torch.nn import functional as F
 
 from ds_tft.memory.exact_product import LONGEST_SUM
 from ds_tft.memory.meter import kept_for_backward
-from ds_tft.quantization.codes import weight_codes, weight_scale
-from ds_tft.quantization.integer_linear import Steps, integer_linear, stored_linear
+from ds_tft.quantization.integer_linear import Steps, integer_linear, stored_form, stored_linear
 from ds_tft.quantization.rounded_linear import rounded_linear
 
 SHAPES = {"rows": (6,), "steps": (3, 5), "one": (1, 1)}
@@ -74,10 +73,12 @@ def test_it_is_the_arithmetic_of_whole_numbers(dtype, size, per_input):
     case = Case(size=size, per_input=per_input, dtype=dtype)
     inputs = (case.x.detach().float() / case.step).round().clamp(-128, 127).long()
     weight = case.multiplied.detach().float()
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    sums = inputs @ (weight / scale).round().long().t()
-    factor = scale.t() if per_input else scale.t() * case.step
-    assert torch.equal(case.quantised(), (sums.float() * factor + case.bias.float()).to(dtype))
+    expected = torch.zeros(())
+    for group in plain_groups(case.step.tolist()) if per_input else [list(range(size))]:
+        scale = weight[:, group].abs().amax(1, keepdim=True) / 127
+        sums = inputs[..., group] @ (weight[:, group] / scale).round().long().t()
+        expected = expected + sums.float() * (scale.t() if per_input else scale.t() * case.step)
+    assert torch.equal(case.quantised(), (expected + case.bias.float()).to(dtype))
 
 
 @pytest.mark.parametrize("per_input", [False, True], ids=["one step", "a step per input"])
@@ -87,8 +88,7 @@ def test_it_is_the_arithmetic_of_whole_numbers(dtype, size, per_input):
 def test_the_stored_layer_gives_the_same_bits(dtype, shape, with_bias, per_input):
     case = Case(SHAPES[shape], per_input=per_input, dtype=dtype)
     bias = case.bias if with_bias else None
-    scale = weight_scale(case.multiplied, 1)
-    codes = weight_codes(case.multiplied, scale).to(torch.int8)
+    scale, codes = stored_form(case.multiplied, case.steps)
     trained = integer_linear(case.x, case.multiplied, bias, case.steps)
     assert torch.equal(stored_linear(case.x, codes, scale, bias, case.steps), trained)
     assert trained.shape == (*SHAPES[shape], 7)

@@ -17,7 +17,7 @@ from ds_tft.errors import ConfigError, suggestion
 if TYPE_CHECKING:
     from ds_tft.config.deepspeed_sections import DeepSpeedSettings
 
-FINE_TUNE_LEARNING_RATE_SHARE = 0.01
+FINE_TUNE_LEARNING_RATE_SHARE = 0.003
 """Learning rate of the fine-tuning, as a share of that of training, where it is `auto`."""
 SECTION = "compression_training"
 WEIGHTS = (SECTION, "weight_quantization")

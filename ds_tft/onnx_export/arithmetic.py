@@ -45,8 +45,8 @@ class InputSteps(NamedTuple):
     step: Floats  # (G,)
     axis: int
     """Of the inputs, along which the groups lie, where there are several."""
-    groups: NDArray[np.int64] | None
-    """The weight is multiplied with them already; those of each group of inputs, (G,), share scales."""
+    groups: tuple[NDArray[np.int64], ...] | None
+    """The weight is multiplied with them already; those of each of these groups of inputs share scales."""
 
     def some(self, variables: slice) -> InputSteps:
         """Returns the steps of some variables."""
@@ -73,7 +73,8 @@ def steps_of(module: nn.Module, axis: int = -1) -> InputSteps | None:
     if quantiser is None or quantiser.num_steps == 0:
         return None
     groups = quantiser.steps.groups
-    return InputSteps(array(quantiser.input_step), axis, None if groups is None else groups.cpu().numpy())
+    numbers = None if groups is None else tuple(places.cpu().numpy() for places in groups)
+    return InputSteps(array(quantiser.input_step), axis, numbers)
 
 
 def product(graph: Graph, x: str, name: str, weight: Weight, steps: InputSteps | None) -> str:
@@ -103,12 +104,12 @@ def _sum_of_groups(graph: Graph, x: str, name: str, weight: Weight, steps: Input
     assert weight.scale is not None
     assert steps.groups is not None
     codes, total = quantised(graph, x, name, steps), ""
-    for group in np.unique(steps.groups):
-        label = f"{name}[group {group}]"
-        members = np.flatnonzero(steps.groups == group)
-        own = graph.one("Gather", codes, graph.constant(f"{label}.inputs", members), attributes={"axis": -1})
-        part = _whole_product(graph, own, label, weight.values[members], weight.scale[group])
-        total = graph.one("Add", total, part) if total else part
+    for group, places in enumerate(steps.groups):
+        if len(places):
+            label = f"{name}[group {group}]"
+            own = graph.one("Gather", codes, graph.constant(f"{label}.inputs", places), attributes={"axis": -1})
+            part = _whole_product(graph, own, label, weight.values[places], weight.scale[group])
+            total = graph.one("Add", total, part) if total else part
     return total
 
 

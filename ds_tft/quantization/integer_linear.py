@@ -18,20 +18,15 @@ from torch.autograd.function import once_differentiable
 from ds_tft.memory.exact_product import LARGEST_CODE, SMALLEST_CODE, exact_mm
 from ds_tft.quantization.codes import input_codes, unclipped_codes, weight_codes, weight_scale, wide
 from ds_tft.quantization.mask import pack, unpack
-from ds_tft.quantization.range_groups import members, range_groups
 
 
 class Steps(NamedTuple):
     """The steps of the codes of a layer's inputs."""
 
     step: Tensor  # (1,), or (I,) where each input has its own; float32
-    in_weight: bool
-    """The weight is multiplied with the steps of its inputs already: they differ, and a sum needs one scale."""
-
-    @property
-    def groups(self) -> Tensor | None:
-        """Group of each input whose weights share scales, (I,); None where there is but one."""
-        return range_groups(self.step) if self.in_weight else None
+    groups: tuple[Tensor, ...] | None = None
+    """Where each input has its own step, the weight is multiplied with the steps already; these are the places of the
+    inputs of each group, whose weights share a scale."""
 
 
 class _Saved(NamedTuple):
@@ -66,7 +61,7 @@ def stored_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, 
         steps: Of the inputs.
     """
     inputs = input_codes(x.flatten(0, -2), steps.step)
-    result = _product(inputs, codes.to(inputs.dtype), scale, bias, steps)
+    result = _product(inputs, codes, scale, bias, steps)
     return result.to(x.dtype).view(*x.shape[:-1], -1)
 
 
@@ -109,7 +104,7 @@ class _IntegerLinear(torch.autograd.Function):
             if saved.unclipped is None:
                 codes = input_codes(saved.inputs, steps.step)
             weight_grad = exact.t() @ codes  # (O, I)
-            if not steps.in_weight:
+            if steps.groups is None:
                 weight_grad.mul_(steps.step)
             weight_grad = weight_grad.to(saved.weight.dtype)
         if needs_bias:
@@ -118,33 +113,40 @@ class _IntegerLinear(torch.autograd.Function):
             assert saved.unclipped is not None
             scale = _of_each(_scales(saved.weight, steps), steps)
             x_grad = exact @ weight_codes(saved.weight, scale).mul_(scale)  # (R, I)
-            if steps.in_weight:
+            if steps.groups is not None:
                 x_grad.div_(steps.step)
             x_grad = x_grad.mul_(unpack(saved.unclipped, x_grad.shape)).to(grad.dtype)
         return x_grad, weight_grad, bias_grad, None
 
 
 def _scales(weight: Tensor, steps: Steps) -> Tensor:
-    """Returns the scales of a weight (O, I), (G, O) float32."""
-    groups = steps.groups
-    if groups is None:
+    """Returns the scales of a weight (O, I), (G, O) float32; those of a group without inputs are 1."""
+    if steps.groups is None:
         return weight_scale(weight, 1).t()
-    return weight_scale(weight.detach() * members(groups).unsqueeze(1), 2).squeeze(2)
+    scale = torch.ones(len(steps.groups), len(weight), device=weight.device)
+    for own, places in zip(scale, steps.groups, strict=True):
+        if len(places):
+            own.copy_(weight_scale(weight[:, places], 1).squeeze(1))
+    return scale
 
 
 def _of_each(scale: Tensor, steps: Steps) -> Tensor:
     """Returns scales (G, O) as the weights (O, I) have them, (O, I) or (O, 1)."""
-    groups = steps.groups
-    return scale.t() if groups is None else scale.t()[:, groups]
+    if steps.groups is None:
+        return scale.t()
+    each = scale.new_empty(scale.shape[1], len(steps.step))
+    for own, places in zip(scale, steps.groups, strict=True):
+        each[:, places] = own.unsqueeze(1)
+    return each
 
 
 def _product(codes: Tensor, weights: Tensor, scale: Tensor, bias: Tensor | None, steps: Steps) -> Tensor:
     """Multiplies codes (R, I) and (O, I), and scales the sums, (R, O) float32."""
-    groups = steps.groups
-    if groups is None:
+    if steps.groups is None:
         result = exact_mm(codes, weights).mul_(scale * steps.step)
     else:
         result = codes.new_zeros(len(codes), len(weights))
-        for group, own in zip(members(groups), scale, strict=True):
-            result += exact_mm(codes, weights * group).mul_(own)
+        for own, places in zip(scale, steps.groups, strict=True):
+            if len(places):
+                result += exact_mm(codes[:, places], weights[:, places]).mul_(own)
     return result if bias is None else result.add_(bias)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ds_tft.memory.quantiser import ScaledWeight
 from ds_tft.quantization.codes import fake_quantised_weight, weight_codes, weight_scale, wide
 from ds_tft.quantization.histogram import MagnitudeHistogram
 from ds_tft.quantization.integer_linear import Steps
+from ds_tft.quantization.range_groups import range_groups
 
 
 @dataclass(slots=True)
@@ -28,6 +29,14 @@ class Switch:
 
     weights: bool = False
     inputs: bool = False
+
+
+class _Sorted(NamedTuple):
+    """Groups of inputs, and the steps that they follow from."""
+
+    step: Tensor
+    version: int
+    groups: tuple[Tensor, ...]
 
 
 class LayerQuantiser(nn.Module):
@@ -61,6 +70,7 @@ class LayerQuantiser(nn.Module):
         """Off leaves this module in floating point, to see what each one costs."""
         self.observed: MagnitudeHistogram | None = None
         """Takes note of the inputs while ranges are being measured."""
+        self._sorted: _Sorted | None = None
         self.register_buffer("input_step", torch.ones(num_steps, device=device))
 
     @property
@@ -81,7 +91,14 @@ class LayerQuantiser(nn.Module):
     @property
     def steps(self) -> Steps:
         """Steps of the inputs of a product with a weight (O, I)."""
-        return Steps(self.input_step, self.step_per_input)
+        return Steps(self.input_step, self._groups() if self.step_per_input else None)
+
+    def _groups(self) -> tuple[Tensor, ...]:
+        """Returns the groups of the inputs; sorted again once the steps have changed, since a device has to wait."""
+        step, version = self.input_step, self.input_step._version
+        if self._sorted is None or self._sorted.step is not step or self._sorted.version != version:
+            self._sorted = _Sorted(step, version, range_groups(step))
+        return self._sorted.groups
 
     def is_stored(self, values: Tensor) -> bool:
         """Says whether a parameter is codes already."""
@@ -103,10 +120,10 @@ class LayerQuantiser(nn.Module):
         return fake_quantised_weight(values, self.summed[name]) if self.quantises_weights else values
 
     def stacked_weight(self, weight: Tensor, variables: slice) -> ScaledWeight:
-        """Returns the matrices of some variables, (C, H, O)."""
+        """Returns the matrices of some variables, (C, H, O): codes as they are stored, or float32."""
         part = weight[variables]
         if self.is_stored(weight):
-            return ScaledWeight(wide(part), self.scale("weight")[variables])
+            return ScaledWeight(part, self.scale("weight")[variables])
         if self.quantises_weights:
             scale = weight_scale(part, 1)
             return ScaledWeight(weight_codes(part, scale), scale)

@@ -6,7 +6,7 @@ weights of all others. (On hourly prices, whose range is 28 times that of the ot
 0.9 %; with groups it is 0.1 %.) So inputs are sorted by range, a sum is taken for each group, and the sums are added
 in floating point.
 
-Letters: G groups, I inputs of a sum, O output size.
+Letters: I inputs of a sum.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NUM_GROUPS = 4
-RATIO = 4.0
+NUM_GROUPS = 8
+RATIO = 2.0
 """Largest ratio of two ranges in a group; the last one holds all that are narrower. A power of two: comparisons are
 exact, and the groups of a stored model are those of its training on any device."""
 
 
-def range_groups(step: Tensor) -> Tensor:
-    """Returns the group of each input, (I,) int64 from 0 to `NUM_GROUPS` - 1; some groups may have none.
+def range_groups(step: Tensor) -> tuple[Tensor, ...]:
+    """Returns the inputs of each group, widest first: `NUM_GROUPS` lists of places, some of which may be empty.
 
     Args:
         step: Steps of the inputs, (I,).
     """
     widest = step.max()
-    below = [step * RATIO**place < widest for place in range(1, NUM_GROUPS)]
-    return torch.stack(below).sum(0)
-
-
-def members(groups: Tensor) -> Tensor:
-    """Returns which inputs belong to which group, (G, I) bool."""
-    return groups == torch.arange(NUM_GROUPS, device=groups.device).unsqueeze(1)
+    narrower = [step * RATIO**place < widest for place in range(1, NUM_GROUPS)]
+    group = torch.stack(narrower).sum(0)  # (I,) from 0
+    return tuple(torch.nonzero(group == number).squeeze(1) for number in range(NUM_GROUPS))

@@ -196,8 +196,8 @@ class PlainWeight(nn.Module):
 
 
 def plain_groups(steps: Sequence[float]) -> list[list[int]]:
-    """Sorts inputs by how far their steps are below the widest one: to a quarter, a 16th, a 64th, or further."""
-    bounds = [4.0, 16.0, 64.0, float("inf")]
+    """Sorts inputs by how far their steps are below the widest one: to a half, a quarter .. a 128th, or further."""
+    bounds = [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, float("inf")]
     groups: list[list[int]] = [[] for _ in bounds]
     for place, step in enumerate(steps):
         groups[next(number for number, bound in enumerate(bounds) if max(steps) / step <= bound)].append(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ds_tft.memory.exact_product import LONGEST_SUM
 from ds_tft.memory.meter import kept_for_backward
 from ds_tft.quantization.integer_linear import Steps, integer_linear, stored_form, stored_linear
+from ds_tft.quantization.range_groups import range_groups
 from ds_tft.quantization.rounded_linear import rounded_linear
 
 SHAPES = {"rows": (6,), "steps": (3, 5), "one": (1, 1)}
@@ -46,7 +47,7 @@ class Case:
 
     @property
     def steps(self) -> Steps:
-        return Steps(self.step, self.per_input)
+        return Steps(self.step, range_groups(self.step) if self.per_input else None)
 
     @property
     def multiplied(self) -> Tensor:

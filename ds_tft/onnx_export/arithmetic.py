@@ -107,7 +107,9 @@ def _sum_of_groups(graph: Graph, x: str, name: str, weight: Weight, steps: Input
     for group, places in enumerate(steps.groups):
         if len(places):
             label = f"{name}[group {group}]"
-            own = graph.one("Gather", codes, graph.constant(f"{label}.inputs", places), attributes={"axis": -1})
+            own = graph.one(
+                "Gather", codes, graph.constant(f"{label}.inputs", places), attributes={"axis": -1}
+            )
             part = _whole_product(graph, own, label, weight.values[places], weight.scale[group])
             total = graph.one("Add", total, part) if total else part
     return total

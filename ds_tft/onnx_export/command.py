@@ -21,7 +21,7 @@ from ds_tft.formatting import format_bytes
 from ds_tft.onnx_export.comparison import BATCH_SIZES, Comparison, compare
 from ds_tft.onnx_export.graph import OPSET
 from ds_tft.onnx_export.metadata import metadata
-from ds_tft.onnx_export.model_file import FileBytes, named_at_the_end, save_model
+from ds_tft.onnx_export.model_file import FileBytes, check_size, named_at_the_end, save_model
 from ds_tft.onnx_export.network import write_network
 from ds_tft.onnx_export.runtime import OnnxForecaster
 from ds_tft.onnx_export.windows import Windows, made_up_windows, windows_of_file
@@ -86,9 +86,9 @@ def _choose_windows(arguments: ExportOnnxArguments, loaded: LoadedModel) -> Wind
 def _write(loaded: LoadedModel, windows: Windows, output: Path) -> _Written:
     """Writes and compares."""
     model, description = forecasting_form(loaded.model), loaded.description
-    content = write_network(model).model(
-        "temporal_fusion_transformer", ds_tft.__version__, metadata(description)
-    )
+    graph, texts = write_network(model), metadata(description)
+    check_size(graph.nbytes + sum(map(len, texts.values())))
+    content = graph.model("temporal_fusion_transformer", ds_tft.__version__, texts)
     with named_at_the_end(output) as path:
         size = save_model(content, path)
         forecaster = OnnxForecaster(path)

@@ -33,7 +33,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all constants, next to which the rest of the file is small."""
+        """Bytes of all constants."""
         return sum(len(tensor.raw_data) for tensor in self._constants.values())
 
     @contextmanager

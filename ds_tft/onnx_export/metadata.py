@@ -35,6 +35,7 @@ def metadata(description: ModelDescription) -> dict[str, str]:
     return {
         "precision": "fp32" if int8 is None else "int8",
         "step": str(description.step),
-        "units": "inputs and quantiles are scaled; the scalers and categories are those of model.json",
+        "units": "inputs and quantiles are scaled, as `preprocessor` says",
         **{name: json.dumps(values) for name, values in lists.items() if values},
+        "preprocessor": description.preprocessor.model_dump_json(),
     }

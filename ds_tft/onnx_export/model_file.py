@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from ds_tft.formatting import format_bytes
 
 LARGEST_FILE = 2**31 - 1
 """Bytes of the largest message that the format allows."""
+OPERATIONS = 2**24
+"""More bytes than the operations of any model take."""
 
 
 class FileBytes(NamedTuple):
@@ -29,6 +31,22 @@ class FileBytes(NamedTuple):
     """Weights, scales and the like in floating point."""
 
 
+def check_size(num_bytes: int) -> None:
+    """Refuses what does not fit into one file, before it is put together: that fails without a reason.
+
+    Args:
+        num_bytes: Of tensors and texts.
+
+    Raises:
+        ConfigError: They are too many.
+    """
+    if num_bytes + OPERATIONS > LARGEST_FILE:
+        raise ConfigError(
+            f"--output: an ONNX file holds {format_bytes(LARGEST_FILE)} at most, got a model of "
+            f"{format_bytes(num_bytes)}; lower model.hidden_size, or export the INT8 model"
+        )
+
+
 def save_model(model: onnx.ModelProto, path: Path) -> FileBytes:
     """Checks a model and writes it.
 
@@ -37,14 +55,8 @@ def save_model(model: onnx.ModelProto, path: Path) -> FileBytes:
         path: Where to.
 
     Raises:
-        ConfigError: It is too large for one file, or the file cannot be written.
+        ConfigError: The file cannot be written.
     """
-    size = model.ByteSize()
-    if size > LARGEST_FILE:
-        raise ConfigError(
-            f"--output: an ONNX file holds {format_bytes(LARGEST_FILE)} at most, got a model of {format_bytes(size)}; "
-            "lower model.hidden_size, or export the INT8 model"
-        )
     onnx.checker.check_model(model, full_check=True)
     content = model.SerializeToString()
     with _writing(path):
@@ -65,7 +77,8 @@ def named_at_the_end(path: Path) -> Iterator[Path]:
         with _writing(path):
             os.replace(unfinished, path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written, that was said already
+            unfinished.unlink(missing_ok=True)
 
 
 def _count(model: onnx.ModelProto, kinds: str, width: int) -> int:

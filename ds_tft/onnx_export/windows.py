@@ -16,7 +16,7 @@ from ds_tft.data.batches import BatchBuilder
 from ds_tft.data.forecast_data import prepare_forecast
 from ds_tft.data.parquet import open_source
 from ds_tft.data.preprocessor import Preprocessor
-from ds_tft.data.windows import windows_between
+from ds_tft.data.windows import WindowIndex, windows_between
 from ds_tft.forecast.forecast_windows import dropped_notes
 from ds_tft.memory.chunks import spans
 from ds_tft.model.inputs import ModelInputs, ModelSize
@@ -46,7 +46,7 @@ class Windows:
 
 
 def windows_of_file(path: str, preprocessor: Preprocessor) -> Windows:
-    """Takes windows from a file, evenly spread over all that it has.
+    """Takes windows from a file, evenly spread over all that it has; every other one gets a shorter history.
 
     Args:
         path: A parquet file with targets, a folder or a glob.
@@ -58,13 +58,23 @@ def windows_of_file(path: str, preprocessor: Preprocessor) -> Windows:
     data = prepare_forecast(open_source(path), preprocessor, 0)
     table, window = data.table, preprocessor.window
     found, report = windows_between(table, window, int(table.times.min()), int(table.times.max()))
-    chosen = found.spaced(COUNT)
+    whole = found.spaced(COUNT)
+    chosen = _some_shortened(whole, window.shortest_history)
+    cut = int((chosen.lengths < whole.lengths).sum())
     builder = BatchBuilder(table, window, preprocessor.target_scaler)
     return Windows(
         builder.build(chosen, np.arange(len(chosen))).inputs,
-        f"{len(chosen):,} windows of {path}",
+        f"{len(chosen):,} windows of {path}" + (f", {cut:,} of them with histories cut short" if cut else ""),
         (*data.lines, *dropped_notes(report)),
     )
+
+
+def _some_shortened(windows: WindowIndex, shortest: int) -> WindowIndex:
+    """Cuts the histories of every other window, to lengths from the shortest on: a file may have full ones only."""
+    lengths = windows.lengths.copy()
+    cut = lengths[1::2]
+    lengths[1::2] = shortest + np.arange(len(cut)) % (cut - shortest + 1)
+    return WindowIndex(windows.origins, lengths)
 
 
 def made_up_windows(size: ModelSize, shortest: int) -> Windows:

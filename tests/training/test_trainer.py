@@ -153,7 +153,7 @@ def test_zero_stages_give_the_same_losses(data, tmp_path, number):
         make_trainer(folders[each], data, deepspeed=stage(each)[1:], epochs=2).train()
     for tag in ("loss/train", "loss/validation", "optimizer/gradient_norm", "optimizer/learning_rate"):
         np.testing.assert_allclose(
-            series_of(folders[number], tag), series_of(folders[0], tag), rtol=1e-6, err_msg=tag
+            series_of(folders[number], tag), series_of(folders[0], tag), rtol=1e-5, err_msg=tag
         )
 
 

@@ -8,11 +8,11 @@ EPF ?=
 # Run folder of `make train`; empty makes a new one, named after the time, below runs/.
 RUN ?=
 
-.PHONY: help venv train test test-slow lint format bench-int8 clean
+.PHONY: help venv train test test-slow lint format bench-int8 bench-inference clean
 .DELETE_ON_ERROR:
 
 help:  ## Says what the targets do.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(READY)  ## Makes the environment only, in .venv; takes minutes.
 
@@ -38,8 +38,12 @@ format: $(READY)  ## Formats the code and mends what ruff can.
 bench-int8: $(READY) $(DEMO)  ## Measures INT8 over three seeds on the demo, and on hourly prices: EPF=NP.parquet. Takes an hour.
 	$(BIN)/python benchmarks/int8.py --parquet-file $(DEMO) --config launch/examples/demo.json
 	$(if $(EPF),$(BIN)/python benchmarks/int8.py --parquet-file '$(EPF)' --config launch/examples/hourly_prices.json \
-		--epochs 2 --batch-size 64 --set deepspeed.optimizer.params.lr=0.002)
+		--batch-size 64 --set deepspeed.optimizer.params.lr=0.002 \
+		--set split.validation_start=2017-09-24 --set split.test_start=2017-12-24)
 	$(BIN)/python benchmarks/int8_memory.py
+
+bench-inference: $(READY)  ## Measures how fast trained models forecast, in every form; takes about ten minutes.
+	$(BIN)/python benchmarks/inference.py
 
 clean:  ## Removes .venv, the demo data and caches. Run folders stay.
 	rm -rf .venv demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

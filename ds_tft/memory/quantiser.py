@@ -18,7 +18,7 @@ CHILD = "int8"
 class ScaledWeight(NamedTuple):
     """Matrices as whole numbers and what to multiply them with; or plain ones, scaled by 1."""
 
-    values: Tensor  # (C, H, O) float32
+    values: Tensor  # (C, H, O) float32, or int8 as they are stored
     scale: Tensor  # (C, 1, O) float32
 
 

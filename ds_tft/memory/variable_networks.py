@@ -55,7 +55,7 @@ class NetworkParameters(NamedTuple):
 class Layer(NamedTuple):
     """One linear layer per variable."""
 
-    weight: Tensor  # (C, I, O)
+    weight: Tensor  # (C, I, O); int8 where whole numbers are multiplied that are stored so
     bias: Tensor  # (C, 1, O)
 
 
@@ -256,7 +256,8 @@ def _folded_layers_backward(
     weight_grad = torch.bmm(buffers.output.transpose(1, 2), gate_grad).mul_(integer.input_scale)
     _add(gradients.gate_weight, weight_grad, begins)
     gate_grad.mul_(integer.weight_scale)
-    hidden_grad = torch.bmm(gate_grad, gate.weight.transpose(1, 2), out=buffers.hidden_grad)
+    weight = gate.weight.to(gate_grad.dtype)  # of a stored model, for the gradients of its inputs
+    hidden_grad = torch.bmm(gate_grad, weight.transpose(1, 2), out=buffers.hidden_grad)
     # What was clipped does not move its code: no gradient.
     unclipped = torch.div(buffers.hidden, integer.input_scale, out=buffers.output_grad).round_()
     return hidden_grad.mul_(unclipped.eq_(buffers.output))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from ds_tft.cli import run_command
+from ds_tft.errors import ConfigError
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.environment import prepare_environment
 
@@ -32,6 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, help="windows per optimizer update, over all processes")
     add("--use-gradient-checkpointing", action="store_true", help="recompute activations in backward")
     add("--output-dir", help="run folder (default: runs/<date>-<time>)")
+    add(
+        "--resume",
+        choices=["auto"],
+        help="go on in --output-dir after the newest checkpoint of the fine-tuning",
+    )
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="any setting of the training, such as deepspeed.ds_tft.int8.calibration=mse")  # fmt: skip
     add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
@@ -50,10 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch_size=options.batch_size,
         use_gradient_checkpointing=options.use_gradient_checkpointing,
         output_dir=options.output_dir,
+        resume=options.resume,
         overrides=(*options.overrides, *given),
     )
 
     def command() -> None:
+        if steps is not None and steps < 0:
+            raise ConfigError(f"--fine-tune-steps: expected 0 or more, got {steps}; 0 only rounds")
         from ds_tft.training.quantise import quantise  # imports torch: after the environment is ready
 
         quantise(options.model, arguments, place)

@@ -188,8 +188,10 @@ class CompressionTraining(Section):
 
 def everything() -> dict[str, Any]:
     """What `--use-int8` stands for, as JSON: weights and inputs of all modules."""
-    section = {
-        "shared_parameters": {"enabled": True},
-        "different_groups": {"all": {"modules": [ALL_MODULES]}},
+    return {
+        part: {
+            "shared_parameters": {"enabled": True},
+            "different_groups": {"all": {"modules": [ALL_MODULES]}},
+        }
+        for part in ("weight_quantization", "activation_quantization")
     }
-    return {"weight_quantization": section, "activation_quantization": section}

@@ -162,7 +162,10 @@ class _Int8Stage:
         )
 
     def _fine_tune(self) -> tuple[Weights, int]:
-        """Trains with fake quantisation; returns the best weights and the updates behind them."""
+        """Trains with fake quantisation; returns the best weights and the updates behind them.
+
+        Where nothing was better than the start, these are its own weights: the engine had them in bf16, perhaps.
+        """
         steps = fine_tuning_steps(self._setup)
         if not steps:
             return self._start, 0
@@ -179,7 +182,7 @@ class _Int8Stage:
         trainer.engine.destroy()
         del trainer
         release(self._setup.device)
-        return weights, behind
+        return (weights, behind) if behind else (self._start, 0)
 
     def _build(self) -> StageModel:
         """Makes the folded model with its ranges, ready to learn."""

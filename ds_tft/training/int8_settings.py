@@ -28,6 +28,11 @@ def fine_tuning_steps(setup: RunSetup) -> int:
     return _epochs(setup)[0] * _epochs(setup)[1]
 
 
+def updates_per_epoch(setup: RunSetup) -> int:
+    """Returns the updates between two epochs of the fine-tuning, which a resumed one must share; 0 without one."""
+    return _epochs(setup)[1]
+
+
 def fine_tuning_setup(setup: RunSetup) -> RunSetup:
     """Returns the run with the settings of the fine-tuning."""
     training = setup.settings.training

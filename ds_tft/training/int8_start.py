@@ -1,7 +1,8 @@
 """Where quantisation starts: the trained model folded, with its ranges measured on training windows.
 
 It is kept in the folder of the stage, so that a resumed run goes on from the same one. A start that belongs to another
-model, or was measured with other settings, is made anew.
+model, or was measured with other settings, is made anew, and so is one whose fine-tuning had epochs of another length:
+positions in them mean other windows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ds_tft.quantization.calibration import calibrate
 from ds_tft.quantization.coverage import describe_coverage
 from ds_tft.quantization.layer_errors import layer_error_lines, measure_layer_errors, write_layer_errors
 from ds_tft.training.checkpoint import CHECKPOINTS
+from ds_tft.training.int8_settings import updates_per_epoch
 from ds_tft.training.log import RunLog
 from ds_tft.training.setup import RunSetup
 
@@ -80,8 +82,9 @@ class Int8Start:
         self._calibrate(model, quantisation)
         if self._setup.place.is_first:
             save_weights(model, self._folder / START)
-            (self._folder / IDENTITY).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
             self._measure_layers(model, quantisation)
+            # Last: a start that has it is whole.
+            (self._folder / IDENTITY).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
         torch.distributed.barrier()
         return read_weights(self._folder / START)
 
@@ -95,6 +98,7 @@ class Int8Start:
             "calibration": section.calibration,
             "percentile": section.percentile,
             "calibration_windows": section.calibration_windows,
+            "updates_per_epoch": updates_per_epoch(self._setup),
         }
 
     def _is_there(self, identity: Mapping[str, Any]) -> bool:

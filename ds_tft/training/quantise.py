@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from ds_tft.config.batch import check_fills, resolve_batch
-from ds_tft.config.deepspeed import read_deepspeed_settings
+from ds_tft.config.deepspeed import engine_config, read_deepspeed_settings
 from ds_tft.config.overrides import changes, for_run, merged, origins
 from ds_tft.config.run import RunSettings
 from ds_tft.config.validation import validate
 from ds_tft.data.forecast_data import prepare_forecast
 from ds_tft.data.parquet import open_source
 from ds_tft.data.prepare import TrainingData
+from ds_tft.data.split import SPLITS
 from ds_tft.data.windows import find_windows
 from ds_tft.errors import ConfigError, DataError
 from ds_tft.export import ModelDescription, read_export
@@ -25,6 +26,7 @@ from ds_tft.forecast.report import facts_table, print_report
 from ds_tft.forecast.score_tables import Scores, Variant, score_blocks
 from ds_tft.formatting import format_bytes
 from ds_tft.memory.meter import MemoryMeter
+from ds_tft.model.fold import build_folded
 from ds_tft.training.adam8bit import check_adamw_8bit
 from ds_tft.training.arguments import TrainArguments
 from ds_tft.training.conclusion import evaluate_on_test
@@ -35,11 +37,19 @@ from ds_tft.training.int8_outcome import Int8Outcome
 from ds_tft.training.introduction import introduce
 from ds_tft.training.log import RunLog
 from ds_tft.training.memory_fit import fit_memory
-from ds_tft.training.run_folder import choose_folder, refuse_used_folder, write_settings
+from ds_tft.training.run_folder import (
+    check_same_run,
+    choose_folder,
+    fingerprint,
+    refuse_used_folder,
+    write_settings,
+)
 from ds_tft.training.setup import RunSetup, check_settings, windows_per_epoch
 
 FREE = "training"
 """Section of the run JSON that may differ from that of the trained model."""
+WITHOUT_EFFECT = ("patience", "validate_every_steps")
+"""Keys of it that the fine-tuning sets itself."""
 
 
 def quantise(model: str, arguments: TrainArguments, place: ProcessPlace) -> None:
@@ -62,13 +72,13 @@ def quantise(model: str, arguments: TrainArguments, place: ProcessPlace) -> None
     setup = _set_up(arguments, loaded.description, place)
     start_process_group(setup.device)
     folder = choose_folder(arguments.output_dir, place)
-    refuse_used_folder(folder, place)
+    if arguments.resume is None:
+        refuse_used_folder(folder, place)
     with RunLog(folder, enabled=place.is_first) as log:
         introduce(log, setup)
         setup = fit_memory(setup, log.say)
         check_int8(setup, log.say)
-        if place.is_first:
-            write_settings(folder, _settings(model, setup))
+        _open_folder(folder, _settings(model, setup), setup, log)
         evaluation = evaluate_on_test(setup, loaded.model.to(setup.device))
         loaded.model.cpu()
         outcome = quantise_model(setup, loaded, folder, MemoryMeter(setup.device), log.console)
@@ -92,12 +102,13 @@ def _set_up(arguments: TrainArguments, description: ModelDescription, place: Pro
     source = open_source(arguments.parquet)
     preprocessor, bounds = description.preprocessor, description.bounds
     found = prepare_forecast(source, preprocessor, 0)
-    windows, report = find_windows(found.table, preprocessor.window, bounds)
-    if not len(windows["train"]):
-        raise DataError(
-            f"{arguments.parquet}: no window has its labels in the training period of the model, "
-            f"got {len(found.table.times):,} rows; give the file of the training"
-        )
+    windows, report = find_windows(found.table, preprocessor.window, bounds, required=())
+    for split in SPLITS:
+        if bounds.has(split) and not len(windows[split]):
+            raise DataError(
+                f"{arguments.parquet}: no window has its labels in the {split} period of the model, "
+                f"got {source.num_rows:,} rows; give the file of the training"
+            )
     data = TrainingData(
         table=found.table,
         preprocessor=preprocessor,
@@ -132,6 +143,11 @@ def _run_settings(
                 f"{one.origin}: {'.'.join(one.path)}: belongs to the trained model, got {one.value!r}; "
                 f"set what starts with {FREE}. or deepspeed. only"
             )
+        if one.path[-1] in WITHOUT_EFFECT:
+            raise ConfigError(
+                f"{one.origin}: {'.'.join(one.path)}: has no effect, got {one.value!r}: the fine-tuning runs to its "
+                "end, is validated at even distances, and its best model is kept; remove it"
+            )
     raw = description.settings.model_dump(mode="json")
     settings = validate(RunSettings, merged(raw, given), "settings of the model", origins(given))
     return settings, tuple(changes(RunSettings, raw, given, "settings of the model"))
@@ -139,12 +155,25 @@ def _run_settings(
 
 def _settings(model: str, setup: RunSetup) -> dict[str, object]:
     """What is kept of the settings."""
+    count = sum(parameter.numel() for parameter in build_folded(setup.size).parameters())
     return {
         "model": model,
         "parquet": setup.arguments.parquet,
         FREE: setup.settings.training.model_dump(mode="json"),
         "deepspeed": setup.engine_settings.model_dump(mode="json"),
+        "engine": engine_config(setup.engine_settings, setup.batch, setup.total_steps, count),
+        "prepared": fingerprint(setup.data),
+        "processes": setup.place.world_size,
     }
+
+
+def _open_folder(folder: Path, settings: dict[str, object], setup: RunSetup, log: RunLog) -> None:
+    """Keeps the settings, or checks that what is resumed is what the folder holds."""
+    if setup.arguments.resume is not None:
+        for line in check_same_run(folder, settings):
+            log.say(f"changed since the run began: {line}")
+    elif setup.place.is_first:
+        write_settings(folder, settings)
 
 
 def _sum_up(

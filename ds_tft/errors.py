@@ -18,6 +18,22 @@ class DataError(UserError):
     """Input data that cannot be used as asked."""
 
 
+class Stopped(Exception):  # noqa: N818
+    """A run that was asked to leave before its end, and has saved what it had: one line, no traceback.
+
+    Args:
+        message: What stopped it, and how it goes on.
+        exit_code: Of the process.
+    """
+
+    EXIT_CODE = 3
+    """Where no signal has asked."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Returns the 'what to do' half of an unknown-name message.
 

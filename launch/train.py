@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ds_tft.cli import run_command
-from ds_tft.training.arguments import add_settings_flags, settings_arguments
+from ds_tft.training.arguments import add_settings_flags, duration, settings_arguments
 from ds_tft.training.environment import prepare_environment
 
 
@@ -30,6 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output-dir", help="run folder (default: runs/<date>-<time>)")
     add("--resume", metavar="CHECKPOINT", help="'auto', a tag such as step-1200, or a checkpoint folder")
     add("--seed", type=int, help="seed of weights, order and dropout")
+    add(
+        "--max-time",
+        type=duration,
+        metavar="TIME",
+        help="save and leave before so much time is over, such as 90m or 3h30m",
+    )
     return parser
 
 
@@ -44,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         output_dir=options.output_dir,
         resume=options.resume,
         seed=options.seed,
+        max_seconds=options.max_time,
     )
 
     def command() -> None:

@@ -5,6 +5,7 @@ Letters: B batch, L encoder length, K horizon steps, V variables of a group, O t
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods
@@ -204,6 +205,7 @@ class Loader:
             collate_fn=_unchanged,
             # Of its own: the default would draw a seed from the generator that dropout uses.
             generator=torch.Generator(),
+            worker_init_fn=_ignore_signals,
             pin_memory=self.pin_memory,
             # Forked workers share the table's memory; any other way of starting them copies it.
             multiprocessing_context="fork" if self.workers and "fork" in get_all_start_methods() else None,
@@ -234,6 +236,12 @@ def _categories(values: NDArray[np.int32], places: _Places, with_horizon: bool) 
     if with_horizon:
         codes = np.concatenate([codes, values[places.horizon].astype(np.int64)], axis=1)
     return torch.from_numpy(codes)
+
+
+def _ignore_signals(worker: int) -> None:  # noqa: ARG001
+    """Leaves it to the training process what a signal means: it ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _unchanged(batch: T) -> T:

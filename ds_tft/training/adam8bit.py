@@ -63,6 +63,11 @@ def make_adamw_8bit(params: Mapping[str, Any], parameters: Iterable[nn.Parameter
     return _new_optimizer(parameters, params)
 
 
+def has_8bit_optimizer(engine: Any) -> bool:
+    """Says whether an engine's optimizer is 8-bit Adam."""
+    return type(getattr(engine.optimizer, "optimizer", engine.optimizer)).__name__ == ADAMW_8BIT
+
+
 def check_8bit(engine: Any) -> str | None:
     """Makes sure that the states are 8-bit, and says what they take.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 
 
@@ -21,6 +22,7 @@ class TrainArguments:
     output_dir: str | None = None
     resume: str | None = None
     seed: int | None = None
+    max_seconds: float | None = None
     overrides: tuple[str, ...] = ()
 
 
@@ -39,6 +41,20 @@ def add_settings_flags(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="any setting, such as model.hidden_size=32 or deepspeed.gradient_clipping=0.5")  # fmt: skip
     add("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)  # given by the launcher
+
+
+def duration(text: str) -> float:
+    """Reads a time such as `90m`, `3h30m` or `45s`; returns seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none, or no time at all.
+    """
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups()) if parts else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise argparse.ArgumentTypeError(f"no time, got '{text}'; write it as 3h30m, 90m or 45s")
+    return float(total)
 
 
 def settings_arguments(options: argparse.Namespace) -> TrainArguments:

@@ -21,8 +21,8 @@ from ds_tft.training.adam8bit import ADAMW_8BIT, make_adamw_8bit
 from ds_tft.training.environment import ProcessPlace
 
 # Given at every start: that the schedule has not started yet, and that DeepSpeed's authors have not tried the
-# optimizer. Those that this package lets through to ZeRO are tested with it.
-HIDDEN_WARNINGS = ("before it has started", "ZeRO with an untested optimizer")
+# optimizer (those that this package lets through to ZeRO are tested with it); and that nobody runs tensor parallel.
+HIDDEN_WARNINGS = ("before it has started", "ZeRO with an untested optimizer", "MPU is not provided")
 
 
 def choose_device(place: ProcessPlace) -> torch.device:
@@ -96,7 +96,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
     if section.get("type") == ADAMW_8BIT:
         make_optimizer = partial(make_adamw_8bit, section["params"])
         config = {name: value for name, value in config.items() if name != "optimizer"}
-    with _without_warnings():
+    with without_warnings():
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=make_optimizer,
@@ -163,8 +163,8 @@ def _do_nothing() -> None:
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Hides the DeepSpeed warnings that are given at every start."""
+def without_warnings() -> Iterator[None]:
+    """Hides DeepSpeed's warnings that say nothing about the run."""
     logger = logging.getLogger("DeepSpeed")
 
     def keep(record: logging.LogRecord) -> bool:

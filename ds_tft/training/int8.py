@@ -28,11 +28,13 @@ from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.quantization.attach import Covered, Quantisation, attach_quantisation
 from ds_tft.quantization.coverage import cover
 from ds_tft.quantization.stored import build_stored
-from ds_tft.training.checkpoint import CHECKPOINTS, find_checkpoint, list_checkpoints
+from ds_tft.training.checkpoint import CHECKPOINTS, find_checkpoint
+from ds_tft.training.checkpoint_files import list_checkpoints
 from ds_tft.training.conclusion import Weights, best_weights, evaluate_on_test
 from ds_tft.training.int8_outcome import Int8Outcome
 from ds_tft.training.int8_settings import fine_tuning_setup, fine_tuning_steps
 from ds_tft.training.int8_start import Int8Start
+from ds_tft.training.interruption import Interruption
 from ds_tft.training.log import RunLog
 from ds_tft.training.run_folder import tensorboard_folder
 from ds_tft.training.setup import RunSetup
@@ -106,7 +108,12 @@ def check_int8(setup: RunSetup, say: Callable[[str], None]) -> None:
 
 
 def quantise_model(
-    setup: RunSetup, source: LoadedModel, run_folder: Path, meter: MemoryMeter, console: Console
+    setup: RunSetup,
+    source: LoadedModel,
+    run_folder: Path,
+    meter: MemoryMeter,
+    console: Console,
+    interruption: Interruption,
 ) -> Int8Outcome:
     """Quantises a trained model. Every process must call this.
 
@@ -116,27 +123,35 @@ def quantise_model(
         run_folder: Where the stage makes its folder, and the export.
         meter: Of the whole run.
         console: Where to print.
+        interruption: What may end the run early.
 
     Raises:
+        Stopped: The run was asked to leave early, and has saved.
         UserError: Calibration or training cannot go on.
     """
     folder = run_folder / FOLDER
     with RunLog(folder, enabled=setup.place.is_first, console=console) as log:
-        return _Int8Stage(setup, source, run_folder, log, meter).go()
+        return _Int8Stage(setup, source, run_folder, log, meter, interruption).go()
 
 
 class _Int8Stage:
     """The parts of the stage that belong together."""
 
     def __init__(
-        self, setup: RunSetup, source: LoadedModel, run_folder: Path, log: RunLog, meter: MemoryMeter
+        self,
+        setup: RunSetup,
+        source: LoadedModel,
+        run_folder: Path,
+        log: RunLog,
+        meter: MemoryMeter,
+        interruption: Interruption,
     ) -> None:
         plan = int8_plan(setup.engine_settings)
         assert plan is not None
         self._plan: Int8Plan = plan
         self._setup, self._source = setup, source
         self._run_folder, self._folder = run_folder, run_folder / FOLDER
-        self._log, self._meter = log, meter
+        self._log, self._meter, self._interruption = log, meter, interruption
         self._covered = cover(plan, build_folded(setup.size))
         self._start: Weights = {}
         """Folded weights and measured ranges, in fp32 on the CPU."""
@@ -174,7 +189,8 @@ class _Int8Stage:
             log=self._log,
             events=tensorboard_folder(self._setup.engine_settings.tensorboard, self._run_folder) / FOLDER,
         )
-        stage = Stage(fine_tuning_setup(self._setup), places, self._meter, self._build)
+        setup = fine_tuning_setup(self._setup)
+        stage = Stage(setup, places, self._meter, self._build, self._interruption)
         count = sum(parameter.numel() for parameter in build_folded(self._setup.size).parameters())
         trainer = stage.run(count, self._checkpoint())
         best = trainer.state.best_step
@@ -194,7 +210,7 @@ class _Int8Stage:
         """Where a resumed run goes on; `None` where this stage had not saved anything."""
         if self._setup.arguments.resume is None or not list_checkpoints(self._folder / CHECKPOINTS):
             return None
-        return find_checkpoint(self._folder, "auto")
+        return find_checkpoint(self._folder, "auto", self._log.warn)
 
     def _export(self, weights: Weights, steps: int) -> None:
         """Writes the INT8 model."""

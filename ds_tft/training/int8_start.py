@@ -37,6 +37,7 @@ from ds_tft.training.log import RunLog
 from ds_tft.training.setup import RunSetup
 
 START = "start.safetensors"
+CHECKSUM = "checksum"
 IDENTITY = "start.json"
 LAYERS = "layers.json"
 LAYER_WINDOWS = 64
@@ -84,7 +85,8 @@ class Int8Start:
             save_weights(model, self._folder / START)
             self._measure_layers(model, quantisation)
             # Last: a start that has it is whole.
-            (self._folder / IDENTITY).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+            whole = {**identity, CHECKSUM: self._checksum()}
+            (self._folder / IDENTITY).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         torch.distributed.barrier()
         return read_weights(self._folder / START)
 
@@ -104,9 +106,15 @@ class Int8Start:
     def _is_there(self, identity: Mapping[str, Any]) -> bool:
         """Whether the start in the folder is the one that would be made."""
         try:
-            return bool(json.loads((self._folder / IDENTITY).read_text(encoding="utf-8")) == identity)
+            found = json.loads((self._folder / IDENTITY).read_text(encoding="utf-8"))
+            return bool(found == {**identity, CHECKSUM: self._checksum()})
         except (OSError, ValueError):
             return False
+
+    def _checksum(self) -> str:
+        """Returns the checksum of the start's weights."""
+        with (self._folder / START).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _begin_anew(self) -> None:
         """Makes room for a start; what was fine-tuned from another one is of no more use."""

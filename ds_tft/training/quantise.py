@@ -34,6 +34,7 @@ from ds_tft.training.engine import choose_device, start_process_group
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.int8 import check_int8, quantise_model
 from ds_tft.training.int8_outcome import Int8Outcome
+from ds_tft.training.interruption import Interruption
 from ds_tft.training.introduction import introduce
 from ds_tft.training.log import RunLog
 from ds_tft.training.memory_fit import fit_memory
@@ -41,6 +42,7 @@ from ds_tft.training.run_folder import (
     check_same_run,
     choose_folder,
     fingerprint,
+    held_folder,
     refuse_used_folder,
     write_settings,
 )
@@ -71,17 +73,21 @@ def quantise(model: str, arguments: TrainArguments, place: ProcessPlace) -> None
         )
     setup = _set_up(arguments, loaded.description, place)
     start_process_group(setup.device)
-    folder = choose_folder(arguments.output_dir, place)
-    if arguments.resume is None:
-        refuse_used_folder(folder, place)
-    with RunLog(folder, enabled=place.is_first) as log:
+    folder = choose_folder(arguments.output_dir)
+    with (
+        RunLog(folder, enabled=place.is_first) as log,
+        held_folder(folder, log.warn),
+        Interruption() as interruption,
+    ):
+        if arguments.resume is None:
+            refuse_used_folder(folder)
         introduce(log, setup)
         setup = fit_memory(setup, log.say)
         check_int8(setup, log.say)
         _open_folder(folder, _settings(model, setup), setup, log)
         evaluation = evaluate_on_test(setup, loaded.model.to(setup.device))
         loaded.model.cpu()
-        outcome = quantise_model(setup, loaded, folder, MemoryMeter(setup.device), log.console)
+        outcome = quantise_model(setup, loaded, folder, MemoryMeter(setup.device), log.console, interruption)
         if place.is_first:
             _sum_up(log, setup, loaded.bytes, evaluation, outcome)
 

@@ -22,6 +22,7 @@ from ds_tft.training.engine import start_process_group
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.int8 import check_int8, quantise_model
 from ds_tft.training.int8_outcome import Int8Outcome
+from ds_tft.training.interruption import Interruption
 from ds_tft.training.introduction import introduce, model_lines
 from ds_tft.training.log import RunLog
 from ds_tft.training.memory_fit import fit_memory
@@ -29,6 +30,7 @@ from ds_tft.training.run_folder import (
     check_same_run,
     choose_folder,
     fingerprint,
+    held_folder,
     refuse_used_folder,
     tensorboard_folder,
     write_settings,
@@ -51,21 +53,26 @@ def train(arguments: TrainArguments, place: ProcessPlace) -> None:
     """
     setup = set_up(arguments, place)
     start_process_group(setup.device)
-    folder = choose_folder(arguments.output_dir, place)
-    if arguments.resume is None:
-        refuse_used_folder(folder, place)
-    with RunLog(folder, enabled=place.is_first) as log:
+    folder = choose_folder(arguments.output_dir)
+    with (
+        RunLog(folder, enabled=place.is_first) as log,
+        held_folder(folder, log.warn),
+        Interruption(arguments.max_seconds) as interruption,
+    ):
+        if arguments.resume is None:
+            refuse_used_folder(folder)
         introduce(log, setup)
-        _Run(fit_memory(setup, log.say), folder, log).go()
+        _Run(fit_memory(setup, log.say), folder, log, interruption).go()
 
 
 class _Run:
     """The parts of one run that belong together once everything is settled."""
 
-    def __init__(self, setup: RunSetup, folder: Path, log: RunLog) -> None:
+    def __init__(self, setup: RunSetup, folder: Path, log: RunLog, interruption: Interruption) -> None:
         self.setup = setup
         self.folder = folder
         self.log = log
+        self.interruption = interruption
         self.meter = MemoryMeter(setup.device)
 
     def go(self) -> None:
@@ -105,7 +112,7 @@ class _Run:
             log=self.log,
             events=tensorboard_folder(self.setup.engine_settings.tensorboard, self.folder),
         )
-        stage = Stage(self.setup, places, self.meter, self._build)
+        stage = Stage(self.setup, places, self.meter, self._build, self.interruption)
         trainer = stage.run(num_parameters, self._open_folder(stage.config(num_parameters)))
         self.setup = stage.setup
         return trainer
@@ -122,7 +129,9 @@ class _Run:
         release(self.setup.device)
         torch.distributed.barrier()  # the first process has written the export
         source = read_export(self.folder)
-        return quantise_model(self.setup, source, self.folder, self.meter, self.log.console)
+        return quantise_model(
+            self.setup, source, self.folder, self.meter, self.log.console, self.interruption
+        )
 
     def _make_model(self) -> TemporalFusionTransformer:
         """Makes the model, in fp32 on the CPU, with the weights that training starts from."""
@@ -162,7 +171,7 @@ class _Run:
                 write_settings(self.folder, settings)
                 self.log.say(f"settings: all of them are in {self.folder / 'settings.json'}")
             return None
-        checkpoint = find_checkpoint(self.folder, resume)
+        checkpoint = find_checkpoint(self.folder, resume, self.log.warn)
         for line in check_same_run(self.folder, settings):
             self.log.say(f"changed since the run began: {line}")
         return checkpoint

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch.distributed
-
 from ds_tft.config.deepspeed_sections import TensorBoard
 from ds_tft.data.prepare import TrainingData
 from ds_tft.errors import ConfigError
-from ds_tft.training.environment import ProcessPlace
+from ds_tft.training.agreement import from_first
+from ds_tft.training.folder_lock import FolderLock
 
 SETTINGS = "settings.json"
 MUST_STAY = (
@@ -25,7 +25,6 @@ MUST_STAY = (
     "model",
     "layout",
     "prepared",
-    "processes",
     "training.seed",
     "training.windows_per_epoch",
     "engine.train_batch_size",
@@ -41,12 +40,11 @@ SHOWN_ELSEWHERE = "arguments"
 """Section whose effect shows in the others; of its own it only has the data."""
 
 
-def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
+def choose_folder(output_dir: str | None) -> Path:
     """Returns the run folder, the same on all processes; by default one named after the time.
 
     Args:
         output_dir: `--output-dir`.
-        place: This process among those of the run.
 
     Raises:
         ConfigError: The flag is empty, or no text.
@@ -57,10 +55,23 @@ def choose_folder(output_dir: str | None, place: ProcessPlace) -> Path:
         output_dir or ""
     ).isprintable():  # half a surrogate pair, which TensorBoard cannot write, included
         raise ConfigError(f"--output-dir: not a printable name, got {output_dir!r}; give another folder")
-    chosen: list[Any] = [output_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}"]
-    if place.world_size > 1:
-        torch.distributed.broadcast_object_list(chosen)
-    return Path(chosen[0])
+    return Path(from_first(lambda: output_dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}"))
+
+
+@contextmanager
+def held_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Keeps other runs out of the folder as long as this is entered. Every process must call this.
+
+    Args:
+        folder: The run folder.
+        warn: Writes a line to the log.
+
+    Raises:
+        ConfigError: Another run has the folder, or it cannot be written to.
+    """
+    with ExitStack() as held:
+        from_first(lambda: held.enter_context(FolderLock(folder, warn)) and None)
+        yield
 
 
 def tensorboard_folder(settings: TensorBoard, folder: Path) -> Path:
@@ -75,19 +86,17 @@ def tensorboard_folder(settings: TensorBoard, folder: Path) -> Path:
     return Path(settings.output_path or folder / "tensorboard") / (settings.job_name or "")
 
 
-def refuse_used_folder(folder: Path, place: ProcessPlace) -> None:
+def refuse_used_folder(folder: Path) -> None:
     """Refuses to start a new run in the folder of another. Every process must call this.
 
     Raises:
         ConfigError: The folder holds a run.
     """
-    if (folder / SETTINGS).exists():
+    if from_first((folder / SETTINGS).exists):
         raise ConfigError(
             f"--output-dir: '{folder}' already holds a run; give another folder, "
             "or --resume auto to go on with it"
         )
-    if place.world_size > 1:
-        torch.distributed.barrier()  # or a slow process finds what the first one has written since
 
 
 def fingerprint(data: TrainingData) -> dict[str, Any]:

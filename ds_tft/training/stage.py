@@ -25,6 +25,7 @@ from ds_tft.model.tft import TemporalFusionTransformer
 from ds_tft.training.checkpoint import find_checkpoint, load_checkpoint
 from ds_tft.training.engine import build_engine
 from ds_tft.training.exhaustion import BATCH, Exhaustion, explain, may_halve
+from ds_tft.training.interruption import Interruption
 from ds_tft.training.introduction import device_name
 from ds_tft.training.log import RunLog
 from ds_tft.training.setup import RunSetup
@@ -66,15 +67,22 @@ class Stage:
         places: Where the stage writes.
         meter: Of the whole run.
         build: Makes the model as training begins; called again where it starts anew with less memory.
+        interruption: What may end the run early; None lets nothing.
     """
 
     def __init__(
-        self, setup: RunSetup, places: StagePlaces, meter: MemoryMeter, build: Callable[[], StageModel]
+        self,
+        setup: RunSetup,
+        places: StagePlaces,
+        meter: MemoryMeter,
+        build: Callable[[], StageModel],
+        interruption: Interruption | None = None,
     ) -> None:
         self.setup = setup
         self._folder, self._log, self._events = places.folder, places.log, places.events
         self._meter = meter
         self._build = build
+        self._interruption = interruption
 
     def config(self, num_parameters: int) -> dict[str, Any]:
         """The settings as DeepSpeed takes them."""
@@ -128,7 +136,7 @@ class Stage:
         )
         trainer.engine.optimizer.zero_grad()
         trainer.save()
-        checkpoint = find_checkpoint(self._folder, "auto")
+        checkpoint = find_checkpoint(self._folder, "auto", self._log.warn)
         trainer.engine.destroy()
         self.setup = replace(self.setup, batch=batch)
         return checkpoint
@@ -140,10 +148,11 @@ class Stage:
             builder=setup.batch_builder(),
             train=setup.data.windows["train"],
             validation=setup.data.windows["validation"],
+            time_kind=setup.data.preprocessor.layout.time_kind,
         )
         state = None
         if resumed_from is not None:
-            state = load_checkpoint(engine, resumed_from, self._folder)
+            state = load_checkpoint(engine, resumed_from, self._folder, log.say)
             log.rewind(state.step)
             log.say(f"resumed from {resumed_from}: step {state.step}, epoch {state.epoch}")
             if state.epoch >= setup.settings.training.epochs:
@@ -163,6 +172,7 @@ class Stage:
                 setup.place,
                 self._recorders(built, tensorboard),
                 built.schedule,
+                self._interruption,
             )
             if state is not None:
                 trainer.state = state

@@ -21,8 +21,9 @@ from ds_tft.config.batch import BatchSizes
 from ds_tft.config.run import TrainingSettings
 from ds_tft.data.batches import Batch, BatchBuilder, Loader
 from ds_tft.data.sampler import EpochPlan
+from ds_tft.data.schema import TimeKind
 from ds_tft.data.windows import WindowIndex
-from ds_tft.errors import ConfigError, UserError
+from ds_tft.errors import ConfigError, Stopped, UserError
 from ds_tft.export import save_weights
 from ds_tft.forecast.metrics import level_name
 from ds_tft.memory.meter import MemoryMeter
@@ -31,9 +32,11 @@ from ds_tft.memory.trace.timeline import BACKWARD, FORWARD, OPTIMIZER
 from ds_tft.memory.trace.tracer import StepTracer
 from ds_tft.model.loss import pinball_loss
 from ds_tft.training.adam8bit import check_8bit
-from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints, save_checkpoint
+from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, save_checkpoint
+from ds_tft.training.checkpoint_files import list_checkpoints
 from ds_tft.training.engine import whole_weights
 from ds_tft.training.environment import ProcessPlace
+from ds_tft.training.interruption import Cause, Interruption
 from ds_tft.training.log import RunLog
 from ds_tft.training.outcome import TrainingOutcome
 from ds_tft.training.recent import Recent, Timing
@@ -41,6 +44,7 @@ from ds_tft.training.scalars import memory_scalars
 from ds_tft.training.state import TrainingState
 from ds_tft.training.tensorboard import TensorBoardWriter
 from ds_tft.training.validation import ValidationLoss, validation_loss
+from ds_tft.training.window_names import describe_windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,7 @@ class TrainingWindows:
     builder: BatchBuilder
     train: WindowIndex
     validation: WindowIndex
+    time_kind: TimeKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +101,7 @@ class Trainer:
         place: ProcessPlace,
         recorders: Recorders,
         schedule: Schedule | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         """Prepares the loop; `train` runs it.
 
@@ -109,6 +115,7 @@ class Trainer:
             place: This process among those of the run.
             recorders: Log, TensorBoard and meter.
             schedule: What changes in the model; with one, the model as it starts may be the best.
+            interruption: What may end the run early; None lets nothing.
         """
         self.engine = engine
         self.windows = windows
@@ -119,6 +126,7 @@ class Trainer:
         self.place = place
         self.recorders = recorders
         self.schedule = schedule
+        self.interruption = interruption or Interruption()
         self.plan = EpochPlan(
             num_windows=len(windows.train),
             global_batch=batch.global_batch,
@@ -134,6 +142,7 @@ class Trainer:
         """Step that this process began at."""
         self.timing = Timing()
         self._optimizer_checked = False
+        self._saved_step: int | None = None
         self._recent = Recent()
         self._rate = 0.0  # of the last update
 
@@ -162,7 +171,18 @@ class Trainer:
         return max(self.state.epoch + (self.state.update > 0), 1)
 
     def train(self) -> TrainingState:
-        """Runs to the end and returns the final state."""
+        """Runs to the end and returns the final state.
+
+        Raises:
+            Stopped: It was asked to leave early, and has saved.
+            UserError: It cannot go on.
+        """
+        with self.interruption.listening():
+            self._train()
+        return self.state
+
+    def _train(self) -> None:
+        """Runs to the end."""
         self.first_step = self.state.step
         self.engine.train()
         if self.state.step == 0 and len(self.validation):
@@ -173,7 +193,6 @@ class Trainer:
             self._train_epoch()
         for line in self.recorders.tracer.lines():
             self.recorders.log.say(line)
-        return self.state
 
     def _train_epoch(self) -> None:
         """Does the rest of the current epoch."""
@@ -199,6 +218,7 @@ class Trainer:
             if end_of_epoch:
                 state.epoch, state.update = state.epoch + 1, 0
             self._look_up(end_of_epoch)
+            self._leave_if_asked()
             if end_of_epoch or state.stopped_early:
                 return
 
@@ -220,7 +240,25 @@ class Trainer:
         """Saves everything from which the run can go on."""
         self.state.unlogged_losses = self._recent.losses()
         save_checkpoint(self.engine, self.folder, self.state, self.settings.keep_checkpoints)
+        self._saved_step = self.state.step
         self._recent.restart_clock()
+
+    def _leave_if_asked(self) -> None:
+        """Saves and leaves, where the run should.
+
+        Raises:
+            Stopped: It should.
+        """
+        cause = self.interruption.requested(self.engine.device)
+        if cause is Cause.NONE:
+            return
+        if self._saved_step != self.state.step:
+            self.save()
+        raise Stopped(
+            f"stopped at step {self.state.step}: {self.interruption.describe(cause)}; everything is saved in "
+            f"'{self.folder / CHECKPOINTS}', --resume auto goes on",
+            cause.exit_code,
+        )
 
     def _update(self, micro_batches: list[Batch], windows: NDArray[np.int64]) -> None:
         """One optimizer update over its windows (global batch,); this process has `micro_batches` of them."""
@@ -247,7 +285,7 @@ class Trainer:
         self._check_optimizer()
         state.step += 1
         state.update += 1
-        self._count_skips(micro_batches)
+        self._count_skips(micro_batches, used)
         self._recent.add(loss / (self.batch.accumulation * self.batch.world_size), len(used))
 
     def _check_optimizer(self) -> None:
@@ -293,7 +331,7 @@ class Trainer:
         seed = np.random.SeedSequence([self.settings.seed, self.state.step, part])
         return int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
-    def _count_skips(self, micro_batches: list[Batch]) -> None:
+    def _count_skips(self, micro_batches: list[Batch], used: NDArray[np.int64]) -> None:
         """Notices updates that were left out for a non-finite gradient.
 
         Raises:
@@ -305,12 +343,16 @@ class Trainer:
             return
         state.skipped_in_a_row += skipped - state.skipped_steps
         state.skipped_steps = skipped
-        self.recorders.log.warn(f"step {state.step}: update left out, its loss or a gradient is not finite")
+        windows = self.windows
+        where = describe_windows(windows.builder, windows.train, used, windows.time_kind)
+        self.recorders.log.warn(
+            f"step {state.step}: update left out, its loss or a gradient is not finite ({where})"
+        )
         # Loss scaling in fp16 finds its scale by leaving out updates: those are expected.
         if state.skipped_in_a_row >= self.settings.max_nonfinite_steps and not self.engine.fp16_enabled():
-            raise self._nonfinite_error(micro_batches)
+            raise self._nonfinite_error(micro_batches, where)
 
-    def _nonfinite_error(self, micro_batches: list[Batch]) -> UserError:
+    def _nonfinite_error(self, micro_batches: list[Batch], where: str) -> UserError:
         """Says what the last update looked like and what there is to go on from."""
         state, kept = self.state, [path.name for path in list_checkpoints(self.folder / CHECKPOINTS)[-1:]]
         if state.best_step is not None:
@@ -321,7 +363,7 @@ class Trainer:
         return UserError(
             f"training: loss or gradients not finite, got {state.skipped_in_a_row} such updates in a row at "
             f"step {state.step}, with weights up to {weight:.3g} and scaled labels up to {label:.3g}; "
-            "lower the learning rate or look for extreme values in the data "
+            f"lower the learning rate or look for extreme values in the data, the last in {where} "
             f"(kept in '{self.folder}': {', '.join(kept) or 'nothing yet'})"
         )
 

@@ -118,7 +118,7 @@ def leave_and_resume(folder: Path, *overrides: str, world_size: int = 1) -> None
     expected = losses_of(straight, STEPS)
 
     resumed = make_engine(*overrides, world_size=world_size)
-    load_checkpoint(resumed, folder / "checkpoints" / f"step-{STEPS}", folder)
+    load_checkpoint(resumed, folder / "checkpoints" / f"step-{STEPS}", folder, print)
     assert equal_states(states_of(resumed), saved)
     assert losses_of(resumed, STEPS) == expected
     assert check_8bit(resumed) == check_8bit(straight)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ds_tft.export import INT8_EXPORT, WEIGHTS
 from ds_tft.training.arguments import TrainArguments
-from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS, list_checkpoints
+from ds_tft.training.checkpoint import BEST_WEIGHTS, CHECKPOINTS
+from ds_tft.training.checkpoint_files import list_checkpoints
 from ds_tft.training.int8 import FOLDER
 from ds_tft.training.int8_start import IDENTITY, START
 from ds_tft.training.quantise import quantise

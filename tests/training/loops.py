@@ -67,6 +67,7 @@ def make_trainer(
         builder=BatchBuilder(data.table, data.preprocessor.window, data.preprocessor.target_scaler),
         train=data.windows["train"],
         validation=data.windows["validation"],
+        time_kind=data.preprocessor.layout.time_kind,
     )
     used = min(len(windows.train), settings.training.windows_per_epoch or len(windows.train))
     steps = -(-used // batch.global_batch) * settings.training.epochs

@@ -111,7 +111,7 @@ def test_states_of_a_checkpoint_that_are_not_8_bit_are_refused(tmp_path, number,
     losses_of(engine, count=1)
     save_checkpoint(engine, tmp_path, TrainingState(step=1), keep=1)
     resumed = make_engine(ADAM8BIT, stage(number))
-    load_checkpoint(resumed, tmp_path / "checkpoints" / "step-1", tmp_path)
+    load_checkpoint(resumed, tmp_path / "checkpoints" / "step-1", tmp_path, print)
     losses_of(resumed, count=1)
     with pytest.raises(ConfigError) as caught:
         check_8bit(resumed)
@@ -138,7 +138,7 @@ def test_a_resumed_run_is_the_run_that_was_not_left(tmp_path):
     copytree(tmp_path / "straight" / "checkpoints", tmp_path / "resumed" / "checkpoints")
     copy(tmp_path / "straight" / BEST_WEIGHTS, tmp_path / "resumed")
     checkpoint = tmp_path / "resumed" / "checkpoints" / "step-8"
-    resumed.state = load_checkpoint(resumed.engine, checkpoint, tmp_path / "resumed")
+    resumed.state = load_checkpoint(resumed.engine, checkpoint, tmp_path / "resumed", print)
     resumed.train()
     losses = series_of(tmp_path / "straight", "loss/train")
     assert series_of(tmp_path / "resumed", "loss/train") == losses[8:]

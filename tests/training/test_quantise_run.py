@@ -14,7 +14,8 @@ from ds_tft.export import INT8_EXPORT, WEIGHTS, read_export
 from ds_tft.quantization.attach import Covered
 from ds_tft.quantization.stored import build_stored
 from ds_tft.training import int8_start
-from ds_tft.training.checkpoint import CHECKPOINTS, list_checkpoints
+from ds_tft.training.checkpoint import CHECKPOINTS
+from ds_tft.training.checkpoint_files import list_checkpoints
 from ds_tft.training.int8 import FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ds_tft.errors import ConfigError, DataError
 from ds_tft.export import read_export
 from ds_tft.training.arguments import TrainArguments
-from ds_tft.training.checkpoint import list_checkpoints, load_checkpoint
+from ds_tft.training.checkpoint_files import SUMS, finish_draft, list_checkpoints
 from ds_tft.training.environment import ProcessPlace
 from ds_tft.training.run import train
 
@@ -224,17 +224,18 @@ def test_other_data_in_the_same_columns_is_noticed(finished, files, tmp_path):
         run(files, finished, resume="auto", parquet=path)
 
 
-def test_another_number_of_processes_is_refused(finished, files, tmp_path):
-    settings = json.loads((finished / "settings.json").read_text())
-    assert settings["processes"] == 1
-    checkpoint = finished / "checkpoints" / "step-4"
+def test_what_other_processes_have_left_out_is_said(finished, files, tmp_path):
+    """A file of a second process that holds nothing: DeepSpeed's converter fails."""
     moved = shutil.copytree(finished, tmp_path / "by-two")
-    (moved / "settings.json").write_text(json.dumps(settings | {"processes": 2}))
-    with pytest.raises(ConfigError, match=r"processes: 2 -> 1"):
+    newest = list_checkpoints(moved / "checkpoints")[-1]
+    (newest / "zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
+    (newest / SUMS).unlink()
+    newest.rename(newest.with_name(f"unfinished-{newest.name}"))
+    finish_draft(moved / "checkpoints", newest.name, 99)
+    message = rf"--resume: '.*{newest.name}' was written by 2 processes and cannot be put together .*start 2 processes"
+    with pytest.raises(ConfigError, match=message):
         run(files, moved, resume="auto")
-    (moved / "checkpoints" / "step-4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
-    with pytest.raises(ConfigError, match=r"was written by 2 processes, got 1; start 2 processes"):
-        load_checkpoint(None, moved / "checkpoints" / checkpoint.name, moved)
+    assert not list((moved / "checkpoints").glob("unfinished*"))
 
 
 def test_nothing_to_resume(files, tmp_path):

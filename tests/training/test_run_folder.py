@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from loops import PLACE, make_data
+from loops import make_data
 
 from ds_tft.config.deepspeed_sections import TensorBoard
 from ds_tft.errors import ConfigError
@@ -46,21 +46,21 @@ def folder(tmp_path):
 
 
 def test_the_folder_is_the_one_asked_for_or_named_after_the_time():
-    assert str(choose_folder("some/where", PLACE)) == "some/where"
-    assert str(choose_folder(None, PLACE)).startswith("runs/20")
+    assert str(choose_folder("some/where")) == "some/where"
+    assert str(choose_folder(None)).startswith("runs/20")
     with pytest.raises(ConfigError, match=r"--output-dir: empty, got ''; give a folder, or leave it out"):
-        choose_folder("", PLACE)
+        choose_folder("")
     with pytest.raises(
         ConfigError, match=r"--output-dir: not a printable name, got 'a\\udcff'; give another"
     ):
-        choose_folder("a\udcff", PLACE)
-    assert str(choose_folder("é 日本 '$(x)'", PLACE)) == "é 日本 '$(x)'"
+        choose_folder("a\udcff")
+    assert str(choose_folder("é 日本 '$(x)'")) == "é 日本 '$(x)'"
 
 
 def test_a_folder_that_holds_a_run_is_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"--output-dir: '.*run' already holds a run.*--resume auto"):
-        refuse_used_folder(folder, PLACE)
-    refuse_used_folder(tmp_path / "new", PLACE)
+        refuse_used_folder(folder)
+    refuse_used_folder(tmp_path / "new")
 
 
 def test_a_folder_that_cannot_be_written_is_a_users_mistake(tmp_path):
@@ -82,7 +82,6 @@ def test_the_same_settings_are_the_same_run(folder):
         (("model", "quantiles"), (0.1, 0.9)),
         (("layout", "observed"), ["b", "a"]),
         (("prepared", "scalers"), "34cd"),
-        (("processes",), 2),
         (("training", "seed"), 1),
         (("training", "windows_per_epoch"), 100),
         (("engine", "train_batch_size"), 64),

@@ -1,6 +1,7 @@
 """The loop on a small learnable task: sales follow the price of the day and the visits of the day before."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from loops import (
 from safetensors.torch import load_file
 
 from ds_tft.errors import UserError
-from ds_tft.training.checkpoint import BEST_WEIGHTS, list_checkpoints, load_checkpoint
+from ds_tft.training.checkpoint import BEST_WEIGHTS, load_checkpoint
+from ds_tft.training.checkpoint_files import list_checkpoints
 from ds_tft.training.validation import ValidationLoss
 
 pytestmark = [
@@ -294,7 +296,7 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_end_the_run(data, 
         folder, with_weights(data, weights), deepspeed=stage(number), max_nonfinite_steps=3
     )
     trainer.validation = trainer.validation.take(np.arange(0))
-    trainer.state = load_checkpoint(trainer.engine, folder / "checkpoints" / "step-7", folder)
+    trainer.state = load_checkpoint(trainer.engine, folder / "checkpoints" / "step-7", folder, print)
     trainer.state.epoch = 0
     before = weights_of(trainer)
     with pytest.raises(UserError) as caught:
@@ -307,6 +309,9 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_end_the_run(data, 
     assert "lower the learning rate" in message
     assert trainer.state.skipped_steps == trainer.engine.skipped_steps == 3
     assert said(trainer).count("update left out") == 3
+    where = r"\(16 windows from 2024-01-\S* to 2024-0\S* of series 'store 0', 'store 1', 'store 2'\)"
+    assert len(re.findall(where, said(trainer))) == 3
+    assert "look for extreme values in the data, the last in 16 windows from 2024-01-" in message
     after = weights_of(trainer)
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     skipped = [records(folder, "optimizer/skipped_steps")[step]["optimizer/skipped_steps"] for step in (8, 9)]
@@ -344,7 +349,7 @@ def test_an_absurd_rate_ends_the_run_and_leaves_a_checkpoint_that_loads(data, tm
     assert "step-" in str(caught.value)
     newest = list_checkpoints(tmp_path / "checkpoints")[-1]
     again = make_trainer(tmp_path / "again", data)
-    state = load_checkpoint(again.engine, newest, tmp_path / "again")
+    state = load_checkpoint(again.engine, newest, tmp_path / "again", print)
     assert state.step == trainer.state.step - 1
     assert all(weight.isfinite().all() for weight in weights_of(again).values())
 
@@ -389,7 +394,7 @@ def test_a_resumed_run_is_the_run_that_was_not_left(data, tmp_path, number, prec
     resumed = make_trainer(tmp_path / "left", data, **options)
     newest = list_checkpoints(tmp_path / "left" / "checkpoints")[-1]
     assert newest.name == "step-10"
-    resumed.state = load_checkpoint(resumed.engine, newest, tmp_path / "left")
+    resumed.state = load_checkpoint(resumed.engine, newest, tmp_path / "left", print)
     assert (resumed.state.epoch, resumed.state.update) == (1, 3)
     resumed.recorders.log.rewind(resumed.state.step)
     resumed.train()
@@ -411,7 +416,7 @@ def test_early_stopping_counts_over_a_restart(data, tmp_path, monkeypatch):
     first.train()
     assert asked == losses[:3]
     second = make_trainer(tmp_path, data, epochs=9, patience=3)
-    second.state = load_checkpoint(second.engine, tmp_path / "checkpoints" / "step-14", tmp_path)
+    second.state = load_checkpoint(second.engine, tmp_path / "checkpoints" / "step-14", tmp_path, print)
     state = second.train()
     assert asked == losses
     assert state.step == 28
@@ -421,10 +426,10 @@ def test_more_patience_takes_a_stopped_run_up_again(data, tmp_path, monkeypatch)
     scripted(monkeypatch, [9.0, 3.0, 4.0, 2.0])
     assert make_trainer(tmp_path, data, epochs=9, patience=1).train().stopped_early
     same = make_trainer(tmp_path, data, epochs=3, patience=1)
-    same.state = load_checkpoint(same.engine, tmp_path / "checkpoints" / "step-14", tmp_path)
+    same.state = load_checkpoint(same.engine, tmp_path / "checkpoints" / "step-14", tmp_path, print)
     assert same.train().step == 14
     more = make_trainer(tmp_path, data, epochs=3, patience=2)
-    more.state = load_checkpoint(more.engine, tmp_path / "checkpoints" / "step-14", tmp_path)
+    more.state = load_checkpoint(more.engine, tmp_path / "checkpoints" / "step-14", tmp_path, print)
     state = more.train()
     assert (state.step, state.best_step) == (21, 21)
 
@@ -434,7 +439,7 @@ def test_the_best_weights_are_those_the_checkpoint_knows(data, tmp_path, monkeyp
     make_trainer(tmp_path, data, epochs=2).train()
     later = load_file(tmp_path / BEST_WEIGHTS)
     resumed = make_trainer(tmp_path, data, epochs=2)
-    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path)
+    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path, print)
     at_7 = load_file(tmp_path / BEST_WEIGHTS)
     assert not all(torch.equal(at_7[name], weight) for name, weight in later.items())
     state = resumed.train()
@@ -452,7 +457,7 @@ def test_changed_rates_and_clipping_count_from_the_first_step_on(data, tmp_path,
         "deepspeed.optimizer.params.weight_decay=0.5",
     )
     resumed = make_trainer(tmp_path, data, deepspeed=stage(number, *lower), epochs=2)
-    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path)
+    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path, print)
     group = resumed.engine.optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.0002, 0.5)
     if number:
@@ -466,7 +471,7 @@ def test_a_longer_schedule_counts_from_the_first_step_on(data, tmp_path):
     straight = make_trainer(tmp_path / "straight", data, deepspeed=(), epochs=3)
     straight.train()
     resumed = make_trainer(tmp_path, data, deepspeed=(), epochs=3)
-    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path)
+    resumed.state = load_checkpoint(resumed.engine, tmp_path / "checkpoints" / "step-7", tmp_path, print)
     resumed.train()
     rates = [series_of(folder, "optimizer/learning_rate") for folder in (tmp_path, tmp_path / "straight")]
     assert rates[0][7:] == rates[1][7:]
